@@ -1,0 +1,77 @@
+"""Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
+
+from varlap import data, models
+from varlap.curvature import (
+    Curvature,
+    EmpiricalFisher,
+    ExactFisher,
+    Fisher,
+    Hessian,
+    fisher_diagonal,
+    hessian_diagonal,
+)
+from varlap.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Heteroscedastic,
+    Likelihood,
+    Poisson,
+    Prediction,
+)
+from varlap.metrics import evaluate
+from varlap.models import find_kinks, smooth
+from varlap.objectives import (
+    MAP,
+    VI,
+    VL,
+    Terms,
+    UnboundedVariances,
+    VLDeterminant,
+    VLHessian,
+    unbounded_variances,
+)
+from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior
+from varlap.posthoc import VarianceGap, laplace, variance_gap
+from varlap.training import adam
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "BNN",
+    "MAP",
+    "VI",
+    "VL",
+    "Bernoulli",
+    "Categorical",
+    "Curvature",
+    "EmpiricalBayesPrior",
+    "EmpiricalFisher",
+    "ExactFisher",
+    "FanInPrior",
+    "Fisher",
+    "Gaussian",
+    "Hessian",
+    "Heteroscedastic",
+    "Likelihood",
+    "OneScalePrior",
+    "Poisson",
+    "Prediction",
+    "Prior",
+    "Terms",
+    "UnboundedVariances",
+    "VLDeterminant",
+    "VLHessian",
+    "VarianceGap",
+    "adam",
+    "data",
+    "evaluate",
+    "find_kinks",
+    "fisher_diagonal",
+    "hessian_diagonal",
+    "laplace",
+    "models",
+    "smooth",
+    "unbounded_variances",
+    "variance_gap",
+]

@@ -1,0 +1,170 @@
+"""Diagonal curvature over a whole data set at the present mean, item by item, in evaluation mode."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from varlap import tree
+from varlap.curvature.differentiable import twice_differentiable
+from varlap.curvature.fisher import require_score
+from varlap.curvature.hessian import hessian_product, random_signs
+from varlap.curvature.protocol import Pass, forward, gradients
+from varlap.data import as_batches
+from varlap.errors import ConfigError
+from varlap.likelihoods.protocol import normal_like
+from varlap.posterior.batch import checked_batch
+from varlap.posterior.bnn import BNN
+from varlap.streams import Streams
+
+log = logging.getLogger(__name__)
+
+MOST_WEIGHTS_FOR_EXACT_HESSIAN = 2_000
+MOST_GRADIENT_ENTRIES = 2**27  # per-item gradients held at once: half a gigabyte in single precision
+
+
+def fisher_diagonal(
+    bnn: BNN,
+    data: Any,
+    *,
+    labels: Literal["exact", "sampled"] = "exact",
+    batch_size: int = 128,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Return the Fisher's diagonal per datum, Eq. 25 averaged over the data, squared item by item.
+
+    "exact" sums over the directions of the outputs (K backward passes for K outputs); "sampled" draws one label
+    an item. Items are taken one at a time by `torch.vmap`, or in a loop where the network does not allow that.
+
+    >>> import torch, varlap
+    >>> bnn = varlap.BNN(torch.nn.Linear(2, 1), varlap.Gaussian(noise=1.0, learnt=False))
+    >>> fisher_diagonal(bnn, (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)))["weight"]
+    tensor([[ 5., 10.]])
+    """
+    if labels not in ("exact", "sampled"):
+        raise ConfigError(f"labels={labels!r}: choose 'exact' or 'sampled'")
+    sums = {name: torch.zeros_like(mean, requires_grad=False) for name, mean in bnn.means().items()}
+    num_items = 0
+    with bnn.evaluating(), twice_differentiable(bnn.network):
+        for part in _passes(bnn, data, batch_size):
+            generator = Streams(seed, num_items).generator("labels", bnn.device)
+            for cotangent in _cotangents(bnn, part, labels, generator):
+                for name, squares in _squared_item_gradients(bnn, part, cotangent).items():
+                    sums[name] += squares
+            num_items += part.batch.size
+    return {name: total / num_items for name, total in sums.items()}
+
+
+def hessian_diagonal(
+    bnn: BNN, data: Any, *, num_probes: int | None = None, batch_size: int = 128, seed: int = 0
+) -> dict[str, Tensor]:
+    """Return the diagonal of the log-likelihood's Hessian per datum, Eq. 15 averaged over the data.
+
+    Without `num_probes` it is exact, one product for each weight, for networks of up to 2,000 weights; with it,
+    Hutchinson's estimate.
+
+    >>> import torch, varlap
+    >>> bnn = varlap.BNN(torch.nn.Linear(2, 1), varlap.Gaussian(noise=1.0, learnt=False))
+    >>> hessian_diagonal(bnn, (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)))["weight"]
+    tensor([[ -5., -10.]])
+    """
+    if num_probes is None and bnn.num_weights() > MOST_WEIGHTS_FOR_EXACT_HESSIAN:
+        raise ConfigError(
+            f"an exact Hessian diagonal takes one product for each of {bnn.num_weights()} weights; pass "
+            "num_probes=100 for Hutchinson's estimate"
+        )
+    means = bnn.means()
+    sums = {name: torch.zeros_like(mean, requires_grad=False) for name, mean in means.items()}
+    num_items = 0
+    with bnn.evaluating(), twice_differentiable(bnn.network):
+        for part in _passes(bnn, data, batch_size):
+            first = gradients(part.log_likelihood_sum(bnn), means, create_graph=True)
+            generator = Streams(seed, num_items).generator("probes", bnn.device)
+            for vector, share in _probes(means, num_probes, generator):
+                for name, product in hessian_product(first, means, vector).items():
+                    sums[name] += share * vector[name] * product
+            num_items += part.batch.size
+    return {name: total / num_items for name, total in sums.items()}
+
+
+def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
+    for number, (x, y) in enumerate(as_batches(data, batch_size)):
+        x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
+        with torch.enable_grad():
+            yield forward(bnn, checked_batch(x, y, None, num_data=2**62, step=number))
+
+
+def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield cotangents u of the outputs whose squares sum to the Fisher, one row for each item."""
+    outputs = part.outputs.detach()
+    if labels == "sampled" and not hasattr(bnn.likelihood, "score"):
+        with torch.enable_grad():
+            outputs.requires_grad_(True)
+            drawn = bnn.likelihood.sample(outputs.detach(), generator, part.batch.y)
+            yield torch.autograd.grad(Pass(part.batch, outputs).log_likelihoods(bnn, drawn).sum(), outputs)[0]
+        return
+    score_fn = require_score(bnn)
+    with torch.no_grad():
+        if labels == "sampled":
+            yield score_fn(outputs, normal_like(outputs, generator), part.batch.y)
+            return
+        num_directions = outputs[0].numel()
+        for direction in range(num_directions):
+            noise = torch.zeros_like(outputs)
+            noise.view(len(noise), num_directions)[:, direction] = 1
+            yield score_fn(outputs, noise, part.batch.y)
+
+
+class _Outputs(nn.Module):
+    """`bnn.outputs` as a module, so that `functional_call` can put other weights into it."""
+
+    def __init__(self, bnn: BNN) -> None:
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, x: Any) -> Any:
+        return self.bnn.outputs(x)
+
+
+def _squared_item_gradients(bnn: BNN, part: Pass, cotangent: Tensor) -> dict[str, Tensor]:
+    """Return Σᵢ (Jᵢᵀ uᵢ)² for each Bayesian parameter."""
+    means = {f"bnn.network.{name}": mean.detach() for name, mean in bnn.means().items()}
+    module = _Outputs(bnn)
+
+    def projected(weights: dict[str, Tensor], x: Any, u: Tensor) -> Tensor:
+        outputs = torch.func.functional_call(module, weights, (tree.map_tensors(lambda t: t[None], x),))
+        return (outputs * u[None]).sum()
+
+    item_gradients = torch.func.grad(projected)
+    chunk = max(1, min(part.batch.size, MOST_GRADIENT_ENTRIES // bnn.num_weights()))
+    sums = {name: torch.zeros_like(mean) for name, mean in means.items()}
+    try:
+        for start in range(0, part.batch.size, chunk):
+            items = slice(start, start + chunk)
+            x, u = tree.take(part.batch.x, items), cotangent[items]
+            for name, rows in torch.vmap(item_gradients, in_dims=(None, 0, 0))(means, x, u).items():
+                sums[name] += rows.square().sum(0)
+    except RuntimeError as error:  # what vmap cannot trace: recurrent kernels, control flow that looks at data
+        log.info("per-item gradients in a loop, since torch.vmap refused the network: %s", error)
+        sums = {name: torch.zeros_like(mean) for name, mean in means.items()}
+        for item in range(part.batch.size):
+            gradient = item_gradients(means, tree.take(part.batch.x, torch.tensor(item)), cotangent[item])
+            for name, row in gradient.items():
+                sums[name] += row.square()
+    return {name.removeprefix("bnn.network."): total for name, total in sums.items()}
+
+
+def _probes(
+    means: dict[str, nn.Parameter], num_probes: int | None, generator: torch.Generator
+) -> Iterator[tuple[dict[str, Tensor], float]]:
+    if num_probes is not None:
+        for _ in range(num_probes):
+            yield {name: random_signs(mean, generator) for name, mean in means.items()}, 1 / num_probes
+        return
+    for name, mean in means.items():
+        for entry in range(mean.numel()):
+            unit = {other: torch.zeros_like(m, requires_grad=False) for other, m in means.items()}
+            unit[name].view(-1)[entry] = 1
+            yield unit, 1.0

@@ -1,0 +1,25 @@
+"""Making a forward pass differentiable twice: some of torch's fused kernels are not."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from varlap.curvature.second_order import fast_second_order
+
+
+@contextlib.contextmanager
+def twice_differentiable(network: nn.Module) -> Iterator[None]:
+    """Choose kernels that have a second derivative, and the fast one for convolutions.
+
+    Fused attention has none, so attention runs on the MATH backend; cuDNN's recurrent layers have
+    none, so networks with such layers run without them.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(module, nn.RNNBase) for module in network.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        stack.enter_context(fast_second_order())
+        yield

@@ -1,0 +1,238 @@
+"""The Fisher information's diagonal from squared gradients of drawn labels, Eqs. 25 and 26."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from varlap import tree
+from varlap.curvature.protocol import Pass, forward, gradients, sum_tensors
+from varlap.errors import ConfigError
+from varlap.likelihoods.protocol import normal_like
+from varlap.posterior.batch import Batch
+from varlap.posterior.bnn import BNN
+from varlap.streams import Streams
+
+Gradients = dict[str, Tensor]
+GradientFn = Callable[[Pass], Gradients]
+
+
+@dataclass(frozen=True)
+class SquaredGradients:
+    """f = Σ_g G_g² / S for gradients G_g of sums over disjoint groups that hold S items together.
+
+    With one group and ḡ = G/S this is S ḡ², the square in Eq. 30.
+    """
+
+    groups: list[Gradients]
+    num_items: int
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """Return f for each Bayesian parameter, without a graph."""
+        squares = [{name: g.detach().square() for name, g in group.items()} for group in self.groups]
+        return {name: sum_tensors(group[name] for group in squares) / self.num_items for name in squares[0]}
+
+    def pull_back(self, variance: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each G_g with ∂(½ Σ σ² f)/∂G_g = σ² G_g / S: one Hessian-vector product in all."""
+        for group in self.groups:
+            for name, gradient in group.items():
+                yield gradient, (variance[name] * gradient.detach() / self.num_items).to(gradient.dtype)
+
+
+@dataclass(frozen=True)
+class Fisher:
+    """The Fisher of labels that are drawn from the model, never the observed ones (Eqs. 25-26).
+
+    Args:
+        every: evaluate the curvature every k-th step, with weight k: right on average over the steps.
+        fraction: evaluate it on a random part of the batch. Without batch norm this saves the rest's share of the
+            work; batch norm in training mode couples the items, so there the part is taken after a forward pass of
+            the whole batch.
+        groups: square the gradients of that many groups separately: same expectation, less variance.
+        gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "whole" also counts how
+            the labels' distribution moves with the weights, the true gradient of the Fisher term (it needs a
+            likelihood with a `score`). Parameters of the likelihood always get the true gradient.
+
+    >>> Fisher(every=4).weight(step=8), Fisher(every=4).weight(step=9)
+    (4, 0)
+    """
+
+    every: int = 1
+    fraction: float = 1.0
+    groups: int = 1
+    gradient: Literal["held", "whole"] = "held"
+
+    def __post_init__(self) -> None:
+        _check_settings("Fisher", self.every, self.fraction, self.groups)
+        if self.gradient not in ("held", "whole"):
+            raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's) or 'whole'")
+
+    def weight(self, step: int) -> float:
+        """Return `every` in the steps with curvature and 0 in the others."""
+        return self.every if step % self.every == 0 else 0
+
+    def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
+        """Return the mean log-likelihood and S ḡ² for labels drawn from the same forward pass."""
+        generator = streams.generator("labels", bnn.device)
+        draw = drawn_label_gradient if self.gradient == "held" else reparameterised_gradient
+        return _estimate_in_groups(
+            bnn,
+            batch,
+            streams,
+            self.fraction,
+            self.groups,
+            lambda part: draw(bnn, part, generator, create_graph),
+        )
+
+
+@dataclass(frozen=True)
+class EmpiricalFisher:
+    """Squared gradients of the **observed** labels (paper, section 4.2), to compare with: not the Fisher.
+
+    >>> EmpiricalFisher(every=2).weight(step=1)
+    0
+    """
+
+    every: int = 1
+    fraction: float = 1.0
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        _check_settings("EmpiricalFisher", self.every, self.fraction, self.groups)
+
+    def weight(self, step: int) -> float:
+        """Return `every` in the steps with curvature and 0 in the others."""
+        return self.every if step % self.every == 0 else 0
+
+    def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
+        """Return the mean log-likelihood and S ḡ² for the observed labels."""
+        return _estimate_in_groups(
+            bnn,
+            batch,
+            streams,
+            self.fraction,
+            self.groups,
+            lambda part: _label_gradient(bnn, part, part.batch.y, create_graph),
+        )
+
+
+@dataclass(frozen=True)
+class ExactFisher:
+    """The Fisher without sampling: one gradient for each item and each direction of its outputs.
+
+    It costs S × K backward passes, so it is a reference for small networks. Its gradient is the whole one. It needs
+    a likelihood with a `score`.
+
+    >>> ExactFisher().weight(step=3)
+    1
+    """
+
+    def weight(self, step: int) -> float:  # noqa: ARG002
+        """Return 1: every step has its curvature."""
+        return 1
+
+    def estimate(
+        self,
+        bnn: BNN,
+        batch: Batch,
+        streams: Streams,  # noqa: ARG002
+        create_graph: bool,
+    ) -> tuple[Tensor, SquaredGradients]:
+        """Return the mean log-likelihood and Σᵢ Σ_c (Jᵢᵀ u_c)² / S, where Σ_c u_c u_cᵀ is the outputs' Fisher."""
+        part = forward(bnn, batch)
+        noise = torch.zeros_like(part.outputs)
+        columns = []
+        for entry in range(noise.numel()):
+            unit = noise.clone().flatten()
+            unit[entry] = 1
+            columns.append(_score_gradient(bnn, part, unit.reshape(noise.shape), create_graph))
+        return part.log_likelihood_sum(bnn) / batch.size, SquaredGradients(columns, batch.size)
+
+
+def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
+    """Eq. 26: ∂/∂w Σᵢ √wᵢ log p(ỹᵢ | xᵢ, w) with ỹ drawn from the model at this forward pass.
+
+    The outputs are detached in the draw, the likelihood's own parameters are not: weights see held labels, a
+    learnt noise sees the reparameterised draw.
+    """
+    detached = tree.map_tensors(Tensor.detach, part.outputs)
+    return _label_gradient(bnn, part, bnn.likelihood.sample(detached, generator, part.batch.y), create_graph)
+
+
+def reparameterised_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
+    """Jᵀu with u = F(outputs)^½ ε, which has the Fisher's expectation and whose derivative is the whole one."""
+    return _score_gradient(bnn, part, normal_like(part.outputs, generator), create_graph)
+
+
+def couples_items(network: nn.Module) -> bool:
+    """Whether an item's output depends on the rest of the batch: batch norm that uses the batch's statistics."""
+    return any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+        for module in network.modules()
+    )
+
+
+def _label_gradient(bnn: BNN, part: Pass, labels: Tensor, create_graph: bool) -> Gradients:
+    values = part.log_likelihoods(bnn, labels)
+    weighted = values if part.batch.weights is None else values * part.batch.weights.sqrt()
+    return gradients(weighted.sum(), bnn.means(), create_graph=create_graph)
+
+
+def require_score(bnn: BNN) -> Callable[..., Tensor]:
+    """Return the likelihood's `score`, or say what needs it."""
+    score_fn = getattr(bnn.likelihood, "score", None)
+    if score_fn is None:
+        raise ConfigError(
+            f"the likelihood {type(bnn.likelihood).__name__} has no `score`, which the whole gradient and the exact "
+            "Fisher need; add score(outputs, noise, targets=None) to it, or use Fisher(gradient='held') or labels='sampled'"
+        )
+    return score_fn
+
+
+def _score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> Gradients:
+    score = require_score(bnn)(part.outputs, noise, part.batch.y)
+    if part.batch.weights is not None:
+        score = score * part.batch.weights.sqrt().reshape(-1, *[1] * (score.ndim - 1))
+    return gradients(part.outputs, bnn.means(), create_graph=create_graph, cotangent=score)
+
+
+def _estimate_in_groups(
+    bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int, gradient_fn: GradientFn
+) -> tuple[Tensor, SquaredGradients]:
+    chosen, rest = _split(bnn, batch, streams, fraction, groups)
+    total = torch.stack([part.log_likelihood_sum(bnn) for part in chosen + rest]).sum()
+    num_items = sum(part.batch.size for part in chosen)
+    return total / batch.size, SquaredGradients([gradient_fn(part) for part in chosen], num_items)
+
+
+def _split(bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int) -> tuple[list[Pass], list[Pass]]:
+    """Return the passes whose gradients are squared, one a group, and those of the items that are left."""
+    if fraction == 1 and groups == 1:
+        return [forward(bnn, batch)], []
+    num_chosen = max(1, round(fraction * batch.size))
+    order = torch.randperm(batch.size, generator=streams.generator("subset", "cpu")).to(bnn.device)
+    chosen = order[:num_chosen].chunk(min(groups, num_chosen))
+    rest = [order[num_chosen:]] if num_chosen < batch.size else []
+    if couples_items(bnn.network) or tree.leading_size(batch.x) != batch.size:
+        whole = forward(bnn, batch)
+
+        def run(items: Tensor) -> Pass:
+            return Pass(batch.take(items), tree.take(whole.outputs, items))
+    else:
+
+        def run(items: Tensor) -> Pass:
+            return forward(bnn, batch.take(items))
+
+    return [run(items) for items in chosen], [run(items) for items in rest]
+
+
+def _check_settings(name: str, every: int, fraction: float, groups: int) -> None:
+    if every < 1 or every != int(every):
+        raise ConfigError(f"{name}(every={every}) must be a whole number of steps, at least 1")
+    if not (0 < fraction <= 1) or math.isnan(fraction):
+        raise ConfigError(f"{name}(fraction={fraction}) must be in (0, 1]: the part of the batch that is used")
+    if groups < 1 or groups != int(groups):
+        raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")

@@ -1,0 +1,98 @@
+"""What a curvature is: an estimate of the log-likelihood's diagonal curvature that can be differentiated."""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from varlap.errors import BatchError, NetworkError
+from varlap.posterior.batch import Batch
+from varlap.posterior.bnn import BNN
+from varlap.streams import Streams
+
+
+class Estimate(Protocol):
+    """A diagonal curvature f per datum, as made of tensors that depend on the weights."""
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """Return f for each Bayesian parameter, without a graph."""
+        ...
+
+    def pull_back(self, variance: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (tensor, cotangent) pairs, through which the gradient of the penalty ½ Σ σ² f reaches the weights."""
+        ...
+
+
+class Curvature(Protocol):
+    """Evaluates a batch's log-likelihood and, from the same forward pass, its diagonal curvature."""
+
+    def weight(self, step: int) -> float:
+        """Return the weight of the curvature in this step: 0 where it is left out."""
+        ...
+
+    def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, Estimate]:
+        """Return the mean log-likelihood and the curvature, both per datum."""
+        ...
+
+
+def sum_tensors(tensors: Iterable[Tensor]) -> Tensor:
+    """Add tensors one by one, without holding them all."""
+    return functools.reduce(torch.add, tensors)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A batch after its forward pass."""
+
+    batch: Batch
+    outputs: Any
+
+    def log_likelihoods(self, bnn: BNN, targets: Any) -> Tensor:
+        """Return log p(target | x, μ) of each item."""
+        values = bnn.likelihood.log_prob(self.outputs, targets)
+        if values.shape != (self.batch.size,):
+            raise BatchError(
+                f"the likelihood's log_prob returned shape {tuple(values.shape)} for {self.batch.size} items; it must "
+                f"return one value per item, shape ({self.batch.size},), summed over all other dimensions"
+            )
+        return values
+
+    def log_likelihood_sum(self, bnn: BNN) -> Tensor:
+        """Return Σᵢ wᵢ log p(yᵢ | xᵢ, μ)."""
+        values = self.log_likelihoods(bnn, self.batch.y)
+        return (values if self.batch.weights is None else values * self.batch.weights).sum()
+
+
+def forward(bnn: BNN, batch: Batch) -> Pass:
+    """Run the network on a batch and check that the targets fit what comes out."""
+    outputs = bnn.outputs(batch.x)
+    check = getattr(bnn.likelihood, "check", None)
+    if check is not None:
+        check(outputs, batch.y)
+    return Pass(batch, outputs)
+
+
+def gradients(
+    outputs: Tensor, inputs: Mapping[str, Tensor], *, create_graph: bool, cotangent: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Differentiate a tensor in named parameters; those that it does not depend on get zeros."""
+    if not outputs.requires_grad:
+        raise NetworkError(
+            "the network's outputs do not depend on any parameter that could be differentiated; was it called under "
+            "torch.no_grad, or does it detach its result?"
+        )
+    computed = torch.autograd.grad(
+        outputs,
+        list(inputs.values()),
+        cotangent,
+        create_graph=create_graph,
+        retain_graph=True,
+        allow_unused=True,
+    )
+    return {
+        name: torch.zeros_like(tensor) if gradient is None else gradient
+        for (name, tensor), gradient in zip(inputs.items(), computed, strict=True)
+    }

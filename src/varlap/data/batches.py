@@ -1,0 +1,190 @@
+"""One way to read batches, whatever the data come as: arrays, a Dataset, or a loader."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
+
+from varlap.errors import BatchError, ConfigError
+
+_FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
+
+
+def as_batches(data: Any, batch_size: int) -> Iterable[tuple[Any, Any]]:
+    """Give the batches (x, y) of the data, in order; they can be read as often as needed.
+
+    Args:
+        data: a tuple (x, y) of tensors or arrays, where x may be a dict or tuple of them; a map-style torch
+            Dataset; or a DataLoader or any other re-iterable of batches, which is used as it is.
+        batch_size: items in a batch of arrays or of a Dataset; the last batch may have fewer.
+
+    >>> x, y = torch.zeros(5, 2), torch.arange(5)
+    >>> [len(y) for x, y in as_batches((x, y), 2)]
+    [2, 2, 1]
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"as_batches: batch_size is {batch_size!r}; give a whole number of at least 1")
+    _check_form(data)
+    if _is_arrays(data):
+        x, y = (_as_tensors(part, name) for part, name in zip(data, "xy", strict=True))
+        return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
+    if isinstance(data, Dataset):
+        # A DataLoader draws a seed on every pass, from the global generator unless it has its own.
+        loader = DataLoader(data, batch_size=batch_size, generator=torch.Generator().manual_seed(0))
+        return _PairBatches(loader)
+    return _PairBatches(data)
+
+
+def count_items(data: Any) -> int:
+    """Count the items of the data: N of the ELBO, for any form that `as_batches` takes.
+
+    A DataLoader counts its whole data set, whatever it drops or leaves to other ranks, except that a
+    SubsetRandomSampler counts its subset. Batches of unknown number are read once and counted.
+
+    >>> count_items((torch.zeros(5, 2), torch.zeros(5)))
+    5
+    """
+    num_items = _count(data)
+    if num_items == 0:
+        raise BatchError("the data hold no items; give at least one")
+    return num_items
+
+
+def _count(data: Any) -> int:
+    _check_form(data)
+    if _is_arrays(data):
+        return _count_arrays(*(_as_tensors(part, name) for part, name in zip(data, "xy", strict=True)))
+    if isinstance(data, DataLoader):
+        if isinstance(data.sampler, SubsetRandomSampler):
+            return len(data.sampler)
+        data_set: Any = data.dataset
+        if hasattr(data_set, "__len__"):
+            return len(data_set)
+    if isinstance(data, Dataset):
+        return len(data)  # pyright: ignore[reportArgumentType]  (_check_form has seen its __len__)
+    return sum(_batch_length(x, y) for x, y in _PairBatches(data))
+
+
+class _ArrayBatches:
+    """Slices of arrays, in order."""
+
+    def __init__(self, x: Any, y: Tensor, num_items: int, batch_size: int) -> None:
+        self._x, self._y, self._num_items, self._batch_size = x, y, num_items, batch_size
+
+    def __len__(self) -> int:
+        return -(-self._num_items // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for start in range(0, self._num_items, self._batch_size):
+            part = slice(start, start + self._batch_size)
+            yield _map(lambda tensor, part=part: tensor[part], self._x), self._y[part]
+
+
+class _PairBatches:
+    """The batches of a loader, each checked to be a pair."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)  # pyright: ignore[reportArgumentType]  (a source without length says so)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for index, batch in enumerate(self._source):
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+                raise BatchError(
+                    f"batch {index} is a {type(batch).__name__}{size}, not a pair (x, y); have the data set "
+                    "or the loader's collate_fn return (x, y), where x may be a dict or a tuple"
+                )
+            yield batch[0], batch[1]
+
+
+def _check_form(data: Any) -> None:
+    kind = type(data).__name__
+    if hasattr(data, "__next__"):
+        raise BatchError(
+            f"data is a {kind}, which can be read only once, but it is needed again every epoch; "
+            f"give list(...) of it, or {_FORMS}"
+        )
+    if isinstance(data, IterableDataset):
+        raise BatchError(f"data is the IterableDataset {kind}; wrap it in a DataLoader that makes its batches")
+    if isinstance(data, Dataset) and not hasattr(data, "__len__"):
+        raise BatchError(f"data is the Dataset {kind} without __len__; add it, or give {_FORMS}")
+    if isinstance(data, Tensor | np.ndarray | Mapping | str) or not (
+        isinstance(data, Dataset) or hasattr(data, "__iter__")
+    ):
+        raise BatchError(f"data is a {kind}; give {_FORMS}")
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or hasattr(value, "__array__")
+
+
+def _is_arrays(data: Any) -> bool:
+    # ((x1, y1), (x2, y2)) is two batches: there the second element is no array.
+    return isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1])
+
+
+def _as_tensors(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _as_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, tuple):
+        return _like(value, [_as_tensors(part, f"{name}[{index}]") for index, part in enumerate(value)])
+    if isinstance(value, Tensor):
+        return value
+    if not _is_array(value):
+        raise BatchError(f"{name} is a {type(value).__name__}; give a tensor or an array, or for x a dict or tuple")
+    array = np.ascontiguousarray(value)
+    try:
+        # torch cannot mark a tensor read-only, so an array that is must be copied.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except TypeError as error:
+        raise BatchError(f"{name} is an array of {array.dtype}; give numbers, such as float32 or int64") from error
+
+
+def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _map(function, part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return _like(value, [_map(function, part) for part in value])
+    return function(value)
+
+
+def _like(original: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    return type(original)(*parts) if hasattr(original, "_fields") else tuple(parts)
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{name}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+def _count_arrays(x: Any, y: Tensor) -> int:
+    lengths = {name: len(leaf) if leaf.dim() else None for name, leaf in (*_leaves(x, "x"), *_leaves(y, "y"))}
+    for name, length in lengths.items():
+        if length is None:
+            raise BatchError(f"{name} has no dimensions; the first one must count the items")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise BatchError(f"x and y must have as many items as each other, but {listed}")
+    num_items = len(y)
+    if num_items == 0:
+        raise BatchError("the data hold no items; give at least one")
+    return num_items
+
+
+def _batch_length(x: Any, y: Any) -> int:
+    for _, leaf in (*_leaves(x, "x"), *_leaves(y, "y")):
+        if _is_array(leaf) and leaf.ndim:
+            return len(leaf)
+    raise BatchError("a batch holds no tensor whose first dimension counts its items; give num_data yourself")

@@ -1,0 +1,80 @@
+"""Classes, from logits."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from varlap.errors import BatchError
+from varlap.likelihoods.protocol import Prediction, require_tensor, sum_over_positions, uniform
+
+
+class Categorical(nn.Module):
+    """p(y | outputs) = softmax(outputs)_y, for outputs of shape [S, K] or [S, K, ...] and targets [S] or [S, ...].
+
+    Positions (pixels, tokens) after the class dimension are independent given the outputs and are summed: an
+    item of the batch is one image or sequence. Positions labelled `ignored_label` count for nothing.
+
+    >>> logits = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+    >>> Categorical().log_prob(logits, torch.tensor([0, 1]))
+    tensor([-0.6931, -0.3133])
+    """
+
+    def __init__(self, ignored_label: int = -100) -> None:
+        super().__init__()
+        self.ignored_label = ignored_label
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of each item, summed over its positions."""
+        self._check_shapes(outputs, targets)
+        return -sum_over_positions(F.cross_entropy(outputs, targets, reduction="none", ignore_index=self.ignored_label))
+
+    def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:
+        """Draw one class a position by inverting the cumulative distribution."""
+        outputs = require_tensor(outputs, "categorical").detach()
+        probs = outputs.movedim(1, -1).to(torch.promote_types(outputs.dtype, torch.float32)).softmax(-1)
+        cumulative = probs.cumsum(-1)
+        # Scaled to the last entry, which rounding leaves near 1, so that no class beyond it can be drawn.
+        level = uniform(probs.shape[:-1], outputs, generator)[..., None] * cumulative[..., -1:]
+        drawn = torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
+        return drawn if targets is None else torch.where(targets == self.ignored_label, targets, drawn)
+
+    def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return u = √p ∘ ε − p (√p · ε), whose covariance is diag(p) − p pᵀ, differentiable in the outputs."""
+        probs = outputs.softmax(1)
+        scaled = probs.sqrt() * noise
+        score = scaled - probs * scaled.sum(1, keepdim=True)
+        return score if targets is None else score * (targets != self.ignored_label).unsqueeze(1)
+
+    def predict(self, outputs: Tensor) -> Prediction:
+        """Return class probabilities along dimension 1."""
+        return Prediction(probs=require_tensor(outputs, "categorical").softmax(1))
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse labels that are not integers or not in 0..K-1."""
+        self._check_shapes(outputs, targets)
+        num_classes = outputs.shape[1]
+        wrong = (targets != self.ignored_label) & ((targets < 0) | (targets >= num_classes))
+        if wrong.any():
+            raise BatchError(
+                f"label {targets[wrong][0].item()} is out of range: the network has {num_classes} outputs, so labels "
+                f"go from 0 to {num_classes - 1} (ignored: {self.ignored_label}); fix the labels, the number of "
+                "outputs, or pass likelihood=varlap.Categorical(ignored_label=...)"
+            )
+
+    def _check_shapes(self, outputs: Tensor, targets: Tensor) -> None:
+        outputs = require_tensor(outputs, "categorical")
+        if outputs.ndim < 2:
+            raise BatchError(
+                f"the categorical likelihood needs outputs of shape [S, K] or [S, K, ...], got {tuple(outputs.shape)}; "
+                "for one logit per item use likelihood='bernoulli'"
+            )
+        expected = outputs.shape[:1] + outputs.shape[2:]
+        if targets.shape != expected:
+            raise BatchError(
+                f"the categorical likelihood needs targets of shape {tuple(expected)} for outputs of shape "
+                f"{tuple(outputs.shape)}, got {tuple(targets.shape)}; targets are class numbers, not one-hot rows"
+            )
+        if targets.dtype.is_floating_point or targets.dtype == torch.bool:
+            raise BatchError(
+                f"the categorical likelihood needs integer labels, got {targets.dtype}; use targets.long()"
+            )

@@ -1,0 +1,41 @@
+"""From a likelihood's name to the likelihood."""
+
+import difflib
+from collections.abc import Callable
+
+from varlap.errors import ConfigError
+from varlap.likelihoods.bernoulli import Bernoulli
+from varlap.likelihoods.categorical import Categorical
+from varlap.likelihoods.gaussian import Gaussian
+from varlap.likelihoods.heteroscedastic import Heteroscedastic
+from varlap.likelihoods.poisson import Poisson
+from varlap.likelihoods.protocol import Likelihood
+
+BUILT_IN: dict[str, Callable[[], Likelihood]] = {
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "gaussian": Gaussian,
+    "heteroscedastic": Heteroscedastic,
+    "poisson": Poisson,
+}
+
+
+def choose_likelihood(likelihood: str | Likelihood) -> Likelihood:
+    """Return the built-in likelihood of that name, or the user's own object.
+
+    >>> choose_likelihood("poisson")
+    Poisson()
+    """
+    if isinstance(likelihood, str):
+        if likelihood in BUILT_IN:
+            return BUILT_IN[likelihood]()
+        near = difflib.get_close_matches(likelihood, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"unknown likelihood {likelihood!r}: {hint}built in are {', '.join(BUILT_IN)}")
+    if isinstance(likelihood, type) or not isinstance(likelihood, Likelihood):
+        missing = [name for name in ("log_prob", "sample", "predict") if not hasattr(likelihood, name)]
+        what = f"lacks {', '.join(missing)}" if missing else "is a class; pass an object of it"
+        raise ConfigError(
+            f"likelihood {likelihood!r} {what}; it must follow varlap.Likelihood, or be one of {', '.join(BUILT_IN)}"
+        )
+    return likelihood

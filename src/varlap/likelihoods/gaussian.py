@@ -1,0 +1,69 @@
+"""Regression with one noise level, known or learnt."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from varlap.errors import ConfigError
+from varlap.likelihoods.protocol import (
+    Prediction,
+    normal_like,
+    require_same_shape,
+    require_tensor,
+    sum_over_positions,
+)
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def gaussian_log_prob(targets: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+    """Return log N(targets; mean, exp(log_scale)²), entry by entry."""
+    standardised = (targets - mean) * (-log_scale).exp()
+    return -0.5 * standardised.square() - log_scale - LOG_SQRT_2PI
+
+
+class Gaussian(nn.Module):
+    """p(y | outputs) = N(y; outputs, noise²); targets have the outputs' shape.
+
+    The noise is learnt as a point estimate (`log_noise`, in the state dict) unless `learnt=False`.
+    `num_outputs` gives each column its own noise.
+
+    >>> Gaussian(noise=1.0, learnt=False).log_prob(torch.zeros(1, 2), torch.ones(1, 2))
+    tensor([-2.8379])
+    """
+
+    log_noise: Tensor
+
+    def __init__(self, noise: float = 1.0, learnt: bool = True, num_outputs: int | None = None) -> None:
+        super().__init__()
+        if not noise > 0:
+            raise ConfigError(f"Gaussian(noise={noise}) must be positive; it is a standard deviation")
+        log_noise = torch.full(() if num_outputs is None else (num_outputs,), math.log(noise))
+        if learnt:
+            self.log_noise = nn.Parameter(log_noise)
+        else:
+            self.register_buffer("log_noise", log_noise)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-density of each item, summed over its outputs."""
+        outputs = require_same_shape(outputs, targets, "gaussian")
+        return sum_over_positions(gaussian_log_prob(targets, outputs, self.log_noise))
+
+    def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Draw outputs + noise · ε, differentiable in the noise."""
+        outputs = require_tensor(outputs, "gaussian")
+        return outputs + self.log_noise.exp() * normal_like(outputs, generator)
+
+    def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Return u = ε / noise."""
+        return (noise * (-self.log_noise).exp()).expand_as(outputs)
+
+    def predict(self, outputs: Tensor) -> Prediction:
+        """Return the mean and the noise's variance."""
+        outputs = require_tensor(outputs, "gaussian")
+        return Prediction(mean=outputs, variance=(2 * self.log_noise).exp().expand_as(outputs))
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse targets of another shape."""
+        require_same_shape(outputs, targets, "gaussian")

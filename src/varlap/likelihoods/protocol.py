@@ -1,0 +1,101 @@
+"""What a likelihood is: the protocol that built-in and users' own likelihoods follow."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from varlap.errors import BatchError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a network says about a batch: class probabilities, or a mean and a variance.
+
+    >>> Prediction(probs=torch.tensor([[0.25, 0.75]])).probs
+    tensor([[0.2500, 0.7500]])
+    """
+
+    probs: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """p(y | outputs), where `outputs` is what the network returns for a batch.
+
+    Three methods are required. A module's own parameters (a learnt noise, say) are trained as point estimates;
+    `sample` must then be differentiable in them, as `mean + noise * epsilon` is, because the curvature's
+    gradient goes through the draw.
+
+    Optional:
+    - `score(outputs, noise, targets=None)`: a cotangent u at the outputs, linear in `noise` (standard normal,
+      shaped like the outputs), whose covariance is the Fisher information of the outputs. It makes the
+      whole gradient and the exact Fisher available.
+    - `check(outputs, targets)`: raise `BatchError` for targets that cannot be right.
+
+    >>> class Exponential:
+    ...     def log_prob(self, outputs, targets):
+    ...         return (outputs - outputs.exp() * targets).sum(1)
+    ...     def sample(self, outputs, generator, targets=None):
+    ...         return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
+    ...     def predict(self, outputs):
+    ...         return Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
+    >>> isinstance(Exponential(), Likelihood)
+    True
+    """
+
+    def log_prob(self, outputs: Any, targets: Any) -> Tensor:
+        """Return log p(y | outputs), one value per item of the leading dimension, summed over the others."""
+        ...
+
+    def sample(self, outputs: Any, generator: torch.Generator, targets: Any = None) -> Any:
+        """Draw targets from the model; the given targets only tell which positions are ignored."""
+        ...
+
+    def predict(self, outputs: Any) -> Prediction:
+        """Turn outputs into probabilities, or a mean and a variance."""
+        ...
+
+
+def sum_over_positions(values: Tensor) -> Tensor:
+    """Sum all dimensions but the first: one value per item."""
+    return values.flatten(1).sum(1) if values.ndim > 1 else values
+
+
+def require_tensor(outputs: Any, likelihood: str) -> Tensor:
+    """Refuse structured outputs, which only a user's own likelihood could read."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if hasattr(outputs, "keys"):
+        kind, example = f"a dict with keys {sorted(map(str, outputs))}", "output='logits'"
+    else:
+        kind, example = f"a {type(outputs).__name__}", "output=0"
+    raise BatchError(
+        f"the {likelihood} likelihood needs one tensor, but the network returned {kind}; "
+        f"say which entry it is, for example BNN(network, ..., {example})"
+    )
+
+
+def require_same_shape(outputs: Any, targets: Any, likelihood: str) -> Tensor:
+    """Return the outputs after checking that the targets have their shape: broadcasting would hide a mistake."""
+    outputs = require_tensor(outputs, likelihood)
+    if outputs.shape != targets.shape:
+        raise BatchError(
+            f"the {likelihood} likelihood needs targets of the outputs' shape {tuple(outputs.shape)}, "
+            f"got {tuple(targets.shape)}; reshape them, for example targets.reshape(outputs.shape)"
+        )
+    return outputs
+
+
+def normal_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw standard normal noise of a tensor's shape, type and device."""
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=generator.device, generator=generator).to(tensor.device)
+
+
+def uniform(shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw uniform noise in at least single precision, since half precision has only 2,048 values there."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.rand(shape, dtype=dtype, device=generator.device, generator=generator).to(like.device)

@@ -1,0 +1,37 @@
+"""The warning about piecewise-linear activations, which have no second derivative (paper, section 4.3)."""
+
+import warnings
+import weakref
+
+import torch
+
+from varlap.errors import VarlapWarning
+from varlap.models import find_kinks
+from varlap.objectives.objective import Context, Objective, prepared
+from varlap.posterior.bnn import BNN
+
+_inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
+
+
+def warn_about_kinks(objective: Objective, context: Context) -> None:
+    """Look at each network once, functional calls included, by a forward pass that leaves no trace."""
+    bnn = context.bnn
+    if bnn in _inspected:
+        return
+    _inspected.add(bnn)
+    with prepared(context):
+        buffers = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
+        kinks = find_kinks(bnn.network, lambda: bnn.outputs(context.batch.x))
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+    if kinks:
+        places = ", ".join(f"{kink.kind} at {kink.where}" for kink in kinks[:8])
+        more = f" and {len(kinks) - 8} more" if len(kinks) > 8 else ""
+        warnings.warn(
+            f"{type(objective).__name__} needs second derivatives, and the network has activations without one: "
+            f"{places}{more}. The means' gradient then loses the activations' curvature (variances are unaffected). "
+            "Swap modules by network = varlap.smooth(network); write functional calls as F.softplus, F.silu or F.gelu",
+            VarlapWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,230 @@
+"""The one way from (network, posterior, batch, noise) to a value and its gradients, shared by every objective."""
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from varlap import tree
+from varlap.errors import ConfigError
+from varlap.objectives.terms import Terms, combine, with_gradients
+from varlap.posterior.batch import Batch, check_finite, checked_batch
+from varlap.posterior.bnn import BNN
+from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean, quadratic_part
+from varlap.streams import Streams, current_rank
+
+Gradients = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that one evaluation depends on besides the objective's own settings."""
+
+    bnn: BNN
+    batch: Batch
+    streams: Streams
+    beta: float
+    with_gradients: bool
+
+    def tensors(self) -> Gradients:
+        """Return what the data term's gradient must reach: Bayesian means, point estimates, inputs that ask for it."""
+        means = {f"network.{name}": mean for name, mean in self.bnn.means().items()}
+        inputs = {name: t for name, t in tree.named_tensors(self.batch.x, "x") if t.requires_grad}
+        return means | self.bnn.point_estimates() | inputs
+
+
+@dataclass(frozen=True)
+class DataTerm:
+    """What a batch says, per datum: E[log p(y|x, w)] ≈ log_likelihood − curvature, with gradients where wanted."""
+
+    log_likelihood: Tensor
+    curvature: Tensor
+    gradients: Gradients
+    """of curvature − log_likelihood in `Context.tensors()`; empty when values alone are wanted"""
+    log_sigma_gradients: Gradients
+    """the same in log σ, by parameter name; empty where log σ is not trained"""
+    diagonal: Gradients | None = None
+    """the curvature f per datum by parameter name, where the objective estimates one"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The value of an objective for one batch, term by term, and its gradients by name."""
+
+    log_likelihood: Tensor
+    curvature: Tensor
+    kl: Tensor
+    gradients: Gradients
+    diagonal: Gradients | None
+
+
+class Objective(ABC):
+    """A loss per datum, −E[log p(y|x, w)] + β KL/N, with gradients in means and log σ.
+
+    A subclass says what the expected log-likelihood is; everything else is here, once.
+    """
+
+    uses_variances = True
+    """whether log σ enters, so that the KL is the whole of Eq. 12"""
+
+    def __init__(self, num_data: int | None, beta: float, seed: int, beta_warmup_steps: int = 0) -> None:
+        name = type(self).__name__
+        if num_data is None:
+            raise ConfigError(
+                f"{name} needs num_data, the number of items in the whole training set: it scales the KL and cannot be "
+                f"read off a batch; for example {name}(num_data=len(train_set))"
+            )
+        if isinstance(num_data, bool) or num_data != int(num_data) or num_data < 1:
+            raise ConfigError(f"{name}(num_data={num_data}) must be a whole number of items, at least 1")
+        if not (beta >= 0 and math.isfinite(beta)):
+            raise ConfigError(f"{name}(beta={beta}) must be finite and not negative; 1 is Bayes, less is tempered")
+        if beta_warmup_steps < 0:
+            raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps}) must not be negative")
+        self.num_data = int(num_data)
+        self.beta = float(beta)
+        self.seed = seed
+        self.beta_warmup_steps = beta_warmup_steps
+        self.num_calls = 0
+
+    @final
+    def __call__(
+        self,
+        bnn: BNN,
+        x: Any,
+        y: Any,
+        *,
+        step: int | None = None,
+        micro_batch: int = 0,
+        weights: Tensor | None = None,
+    ) -> Terms:
+        """Evaluate a batch. `terms.loss.backward()` then gives every trainable parameter its gradient.
+
+        Args:
+            bnn: the network with its posterior.
+            x: inputs, as the network takes them.
+            y: targets, as the likelihood takes them.
+            step: determines every draw together with the seed; without it the objective counts its own calls.
+            micro_batch: number of this batch within an accumulated step, so that each has its own draws.
+            weights: one for each item; the log-likelihood is weighted by it.
+        """
+        with_grad = torch.is_grad_enabled()
+        at = self.num_calls if step is None else step
+        batch = checked_batch(x, y, weights, num_data=self.num_data, step=at)
+        streams = Streams(self.seed, at, micro_batch, current_rank())
+        context = Context(bnn, batch, streams, self.beta_at(at), with_grad)
+        self.inspect(context)
+        with prepared(context):
+            evaluation = self.value_and_gradients(context)
+            _check_evaluation(evaluation, at)
+        if with_grad:
+            self.note(context, evaluation)
+            self.num_calls += step is None
+        return _as_terms(context, evaluation)
+
+    @final
+    def value_and_gradients(self, context: Context) -> Evaluation:
+        """Compute the objective and its gradients from the weights as they are, the batch and the noise; no more.
+
+        It has no effect but the network's own (running statistics), so it can be traced and compiled.
+        """
+        data = self.data_term(context)
+        bnn, scale = context.bnn, context.beta / self.num_data
+        bnn.refit_prior()
+        with torch.no_grad():
+            kl = self._kl_sum(bnn) / self.num_data
+            gradients = dict(data.gradients)
+            for name, mean in bnn.means().items() if context.with_gradients else ():
+                from_prior = kl_gradient_in_mean(mean, bnn.prior_mean_of(name), bnn.prior_scale[name])
+                gradients[f"network.{name}"] = gradients[f"network.{name}"] + scale * from_prior
+                if name in data.log_sigma_gradients:
+                    from_prior = kl_gradient_in_log_sigma(mean, bnn.log_sigma[name], bnn.prior_scale[name])
+                    gradients[f"log_sigma.{name}"] = data.log_sigma_gradients[name] + scale * from_prior
+        return Evaluation(data.log_likelihood.detach(), data.curvature.detach(), kl, gradients, data.diagonal)
+
+    def beta_at(self, step: int) -> float:
+        """Return β, ramped up linearly over the warm-up steps."""
+        if step >= self.beta_warmup_steps:
+            return self.beta
+        return self.beta * (step + 1) / self.beta_warmup_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: the count of calls, and the running Fisher where there is one."""
+        return {"num_calls": self.num_calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state that `state_dict` returned."""
+        self.num_calls = int(state["num_calls"])
+
+    @abstractmethod
+    def data_term(self, context: Context) -> DataTerm:
+        """Evaluate the expected log-likelihood of the batch, per datum, and its gradients."""
+
+    def inspect(self, context: Context) -> None:  # noqa: B027
+        """Refuse or warn about what only this objective minds, before anything is computed."""
+
+    def note(self, context: Context, evaluation: Evaluation) -> None:  # noqa: B027
+        """Take note of a finished call, whose values are finite (for a running estimate, say)."""
+
+    def _kl_sum(self, bnn: BNN) -> Tensor:
+        if self.uses_variances:
+            return bnn.kl()
+        parts = [quadratic_part(mean, bnn.prior_mean_of(n), bnn.prior_scale[n]) for n, mean in bnn.means().items()]
+        return torch.stack([part.to(parts[0].dtype) for part in parts]).sum()
+
+
+def gradients_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context) -> Gradients:
+    """Pull cotangents back to all of `Context.tensors()`; what nothing depends on gets zeros."""
+    inputs = context.tensors()
+    computed = torch.autograd.grad(outputs, list(inputs.values()), list(cotangents), allow_unused=True)
+    return {
+        name: torch.zeros_like(tensor) if gradient is None else gradient
+        for (name, tensor), gradient in zip(inputs.items(), computed, strict=True)
+    }
+
+
+@contextlib.contextmanager
+def prepared(context: Context) -> Iterator[None]:
+    """Surround an evaluation: gradients on, dropout seeded, and the network's buffers put back if anything fails."""
+    bnn = context.bnn
+    frozen = [mean for mean in bnn.means().values() if not mean.requires_grad]
+    buffers = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()] if bnn.network.training else []
+    with torch.enable_grad(), context.streams.around_network(bnn.device):
+        try:
+            for mean in frozen:  # its variance still needs the curvature
+                mean.requires_grad_(True)
+            yield
+        except BaseException:
+            with torch.no_grad():
+                for buffer, kept in buffers:
+                    buffer.copy_(kept)
+            raise
+        finally:
+            for mean in frozen:
+                mean.requires_grad_(False)
+
+
+def _check_evaluation(evaluation: Evaluation, step: int) -> None:
+    named = [
+        ("the log-likelihood", evaluation.log_likelihood),
+        ("the curvature", evaluation.curvature),
+        ("the KL", evaluation.kl),
+        *((f"the gradient of {name}", gradient) for name, gradient in evaluation.gradients.items()),
+    ]
+    check_finite(named, step=step, advice="lower the learning rate, or look for an overflow in the network")
+
+
+def _as_terms(context: Context, evaluation: Evaluation) -> Terms:
+    """Wrap values and gradients so that `loss.backward()` works as on any scalar."""
+    values = (evaluation.log_likelihood, evaluation.curvature, evaluation.kl)
+    loss = -combine(*values, context.beta)
+    if context.with_gradients:
+        leaves = context.tensors() | {f"log_sigma.{name}": t for name, t in context.bnn.log_sigma.items()}
+        wanted = [name for name in evaluation.gradients if leaves[name].requires_grad]
+        gradients = [evaluation.gradients[name].to(leaves[name].dtype) for name in wanted]
+        loss = with_gradients(loss, [leaves[name] for name in wanted], gradients)
+    return Terms(*values, beta=context.beta, loss=loss)

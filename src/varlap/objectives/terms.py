@@ -1,0 +1,66 @@
+"""What an objective returns: the ELBO's terms per datum, and the loss to call `backward()` on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of an objective, per datum. All but `loss` are for reading.
+
+    >>> terms = Terms(torch.tensor(-1.0), torch.tensor(0.5), torch.tensor(2.0), beta=0.1, loss=torch.tensor(1.7))
+    >>> terms.elbo
+    tensor(-1.7000)
+    """
+
+    log_likelihood: Tensor
+    """(1/S) Σ log p(y|x, μ); for VI its average over weight samples"""
+    curvature: Tensor
+    """the penalty ½ Σ σ² f; 0 for MAP and VI and in steps without curvature; VLHessian's may be negative"""
+    kl: Tensor
+    """KL(posterior ‖ prior)/N, untempered; for MAP its quadratic part"""
+    beta: float
+    """the β of this step, smaller than the objective's while it warms up"""
+    loss: Tensor
+    """−elbo, differentiable: `loss.backward()` reaches the means, log σ and all other trainable parameters"""
+
+    @property
+    def elbo(self) -> Tensor:
+        """log_likelihood − curvature − β·kl: higher is better."""
+        return combine(self.log_likelihood, self.curvature, self.kl, self.beta)
+
+
+def combine(log_likelihood: Tensor, curvature: Tensor, kl: Tensor, beta: float) -> Tensor:
+    """Return the ELBO per datum."""
+    return log_likelihood - curvature - beta * kl
+
+
+class _Precomputed(torch.autograd.Function):
+    """A scalar whose gradients are known already: backward only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_leaves: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (scale,) = grad_outputs
+        return None, None, *[gradient * scale.to(gradient.dtype) for gradient in ctx.gradients]
+
+
+def with_gradients(value: Tensor, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """Return the value as a scalar on which `backward()` gives each leaf its gradient.
+
+    >>> leaf = torch.zeros(2, requires_grad=True)
+    >>> (3 * with_gradients(torch.tensor(1.0), [leaf], [torch.ones(2)])).backward()
+    >>> leaf.grad
+    tensor([3., 3.])
+    """
+    return _Precomputed.apply(value, list(gradients), *leaves)  # type: ignore[return-value]

@@ -1,0 +1,104 @@
+"""Variational inference with sampled weights, Eqs. 3-5 and 11: the method that VL replaces."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from varlap.curvature.protocol import forward
+from varlap.errors import ConfigError
+from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
+from varlap.posterior.bnn import BNN
+
+
+class VI(Objective):
+    """Eq. 11 per datum, with E[log p(y|x, w)] estimated from weights w = μ + σ ε (Eqs. 4, 5) and the KL exact.
+
+    Args:
+        num_data: number of items in the training set.
+        beta: tempering of the KL.
+        num_samples: weight samples a step.
+        antithetic: use each ε together with −ε (an even number of samples).
+        seed: of the weight samples.
+        beta_warmup_steps: ramp β up over so many steps.
+
+    >>> import torch, varlap
+    >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
+    >>> objective = VI(num_data=100, num_samples=2, antithetic=True)
+    >>> objective(bnn, torch.ones(4, 2), torch.tensor([0, 1, 2, 0])).loss.backward()
+    >>> bnn.log_sigma["weight"].grad.shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        num_data: int | None = None,
+        beta: float = 1.0,
+        *,
+        num_samples: int = 1,
+        antithetic: bool = False,
+        seed: int = 0,
+        beta_warmup_steps: int = 0,
+    ) -> None:
+        super().__init__(num_data, beta, seed, beta_warmup_steps)
+        if num_samples < 1:
+            raise ConfigError(f"VI(num_samples={num_samples}) must be at least 1")
+        if antithetic and num_samples % 2:
+            raise ConfigError(f"VI(antithetic=True) uses samples in pairs: num_samples={num_samples} must be even")
+        self.num_samples = num_samples
+        self.antithetic = antithetic
+
+    def data_term(self, context: Context) -> DataTerm:
+        """Average the log-likelihood over weight samples."""
+        bnn = context.bnn
+        terms = []
+        for number, noise in enumerate(self._noises(context)):
+            # Running statistics move once a step, however many samples there are.
+            with bnn.perturbed(noise), _buffers_kept(bnn) if number else contextlib.nullcontext():
+                terms.append(_sampled_term(context, noise))
+        return DataTerm(
+            torch.stack([term.log_likelihood for term in terms]).mean(),
+            torch.zeros_like(terms[0].log_likelihood),
+            _average([term.gradients for term in terms]),
+            _average([term.log_sigma_gradients for term in terms]),
+        )
+
+    def _noises(self, context: Context) -> Iterator[dict[str, Tensor]]:
+        generator = context.streams.generator("weights", context.bnn.device)
+        for _ in range(self.num_samples // (2 if self.antithetic else 1)):
+            noise = {
+                name: torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+                for name, mean in context.bnn.means().items()
+            }
+            yield noise
+            if self.antithetic:
+                yield {name: -epsilon for name, epsilon in noise.items()}
+
+
+def _sampled_term(context: Context, noise: dict[str, Tensor]) -> DataTerm:
+    """Evaluate one weight sample: with g the gradient in w, that in μ is g and that in log σ is g σ ε."""
+    bnn = context.bnn
+    log_likelihood = forward(bnn, context.batch).log_likelihood_sum(bnn) / context.batch.size
+    gradients: Gradients = {}
+    log_sigma_gradients: Gradients = {}
+    if context.with_gradients:
+        gradients = gradients_of([log_likelihood], [-torch.ones_like(log_likelihood)], context)
+        for name, epsilon in noise.items():
+            log_sigma = bnn.log_sigma[name].detach()
+            product = gradients[f"network.{name}"] * log_sigma.exp() * epsilon
+            log_sigma_gradients[name] = product.sum_to_size(log_sigma.shape)
+    return DataTerm(log_likelihood.detach(), torch.zeros_like(log_likelihood), gradients, log_sigma_gradients)
+
+
+def _average(samples: list[Gradients]) -> Gradients:
+    return {name: torch.stack([sample[name] for sample in samples]).mean(0) for name in samples[0]}
+
+
+@contextlib.contextmanager
+def _buffers_kept(bnn: BNN) -> Iterator[None]:
+    kept = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in kept:
+            buffer.copy_(value)

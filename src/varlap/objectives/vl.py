@@ -1,0 +1,106 @@
+"""Variational Laplace, Eqs. 29 and 30."""
+
+from typing import Any, Literal
+
+from varlap.curvature import Curvature, Fisher
+from varlap.errors import ConfigError
+from varlap.objectives.curvature_term import curvature_data_term
+from varlap.objectives.kinks import warn_about_kinks
+from varlap.objectives.objective import Context, DataTerm, Evaluation, Objective
+from varlap.objectives.running import RunningCurvature
+from varlap.posterior.bnn import BNN
+from varlap.posterior.mean_field import set_optimal_variances
+
+Variances = Literal["learnt", "closed-form"]
+
+
+class VL(Objective):
+    """Eq. 30: (1/S) Σ log p(y|x, μ) − (S/2) Σ σ² ḡ² − (β/N) KL, with ḡ the gradient for labels drawn from the model.
+
+    Args:
+        num_data: number of items in the training set, N.
+        beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
+        curvature: how the Fisher is estimated; `Fisher(every=..., fraction=..., groups=...)` does less work.
+        variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
+            `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
+        fisher_decay: of that running mean.
+        seed: of the drawn labels.
+        beta_warmup_steps: ramp β up over so many steps. Closed-form variances need it, about 30 % of all steps: without
+            it they jump to the prior's before the network has learnt anything, with lasting harm.
+
+    >>> import torch, varlap
+    >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
+    >>> objective = VL(num_data=100, beta=0.1)
+    >>> terms = objective(bnn, torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
+    >>> terms.loss.backward()
+    >>> bool(terms.curvature > 0), bnn.log_sigma["weight"].grad.shape
+    (True, torch.Size([3, 2]))
+    """
+
+    def __init__(
+        self,
+        num_data: int | None = None,
+        beta: float = 1.0,
+        *,
+        curvature: Curvature | None = None,
+        variances: Variances = "learnt",
+        fisher_decay: float = 0.99,
+        seed: int = 0,
+        beta_warmup_steps: int | None = None,
+    ) -> None:
+        if variances not in ("learnt", "closed-form"):
+            raise ConfigError(f"VL(variances={variances!r}): choose 'learnt' or 'closed-form'")
+        if variances == "closed-form" and beta_warmup_steps is None:
+            raise ConfigError(
+                "VL(variances='closed-form') needs beta_warmup_steps, about 30 % of all training steps: without a "
+                "warm-up the variances jump to the prior's; pass 0 if that is what you want"
+            )
+        super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
+        self.curvature: Curvature = Fisher() if curvature is None else curvature
+        self.variances: Variances = variances
+        self.running = RunningCurvature(fisher_decay) if variances == "closed-form" else None
+        if self.running is not None and self.beta == 0:
+            raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
+
+    def inspect(self, context: Context) -> None:
+        """Warn once about activations that lose their curvature."""
+        warn_about_kinks(self, context)
+
+    def data_term(self, context: Context) -> DataTerm:
+        """Evaluate the log-likelihood and the curvature penalty from one forward pass."""
+        return curvature_data_term(context, self.curvature, learn_variances=self.variances == "learnt")
+
+    def update_variances(self, bnn: BNN) -> None:
+        """Set log σ to its closed form for the running Fisher (Eq. 23 with the present β); a no-op if learnt.
+
+        >>> import torch, varlap
+        >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
+        >>> objective = VL(num_data=100, variances="closed-form", beta_warmup_steps=0)
+        >>> _ = objective(bnn, torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
+        >>> objective.update_variances(bnn)
+        >>> bool((bnn.log_sigma["weight"] <= bnn.prior_scale["weight"].log()).all())
+        True
+        """
+        if self.running is None or not self.running.count:
+            return
+        bnn.refit_prior()
+        beta = self.running.beta
+        set_optimal_variances(bnn.log_sigma, self.running.mean(), bnn.prior_scale, self.num_data, beta)
+
+    def note(self, context: Context, evaluation: Evaluation) -> None:
+        """Add this step's Fisher to the running mean."""
+        if self.running is not None:
+            self.running.beta = context.beta
+            if evaluation.diagonal is not None:
+                self.running.add(evaluation.diagonal)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count of calls and the running Fisher."""
+        running = {} if self.running is None else {"running": self.running.state_dict()}
+        return super().state_dict() | running
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state that `state_dict` returned."""
+        super().load_state_dict(state)
+        if self.running is not None and "running" in state:
+            self.running.load_state_dict(state["running"])

@@ -1,0 +1,74 @@
+"""One batch, checked: inputs, targets and weights that belong together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlap import tree
+from varlap.errors import BatchError, NonFiniteError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs x, targets y and, where given, a weight for each of the `size` items."""
+
+    x: Any
+    y: Any
+    weights: Tensor | None
+    size: int
+
+    def take(self, items: Tensor) -> "Batch":
+        """Return the batch of those items."""
+        weights = None if self.weights is None else self.weights[items]
+        return Batch(tree.take(self.x, items), tree.take(self.y, items), weights, len(items))
+
+
+def checked_batch(x: Any, y: Any, weights: Tensor | None, *, num_data: int, step: int) -> Batch:
+    """Make a batch of what the user passed, or say what is wrong with it.
+
+    >>> checked_batch(torch.zeros(4, 2), torch.zeros(4), None, num_data=100, step=0).size
+    4
+    """
+    size = tree.leading_size(y)
+    if not size:
+        raise BatchError(
+            "the targets y need a first dimension of at least one item, the same for each of their tensors; got "
+            + (", ".join(f"{n} {tuple(t.shape)}" for n, t in tree.named_tensors(y, "y")) or f"{type(y).__name__}")
+        )
+    if isinstance(x, Tensor) and (not x.ndim or x.shape[0] != size):
+        raise BatchError(
+            f"x has shape {tuple(x.shape)} but y has {size} items; their first dimensions must be the same"
+        )
+    if size > num_data:
+        raise BatchError(
+            f"the batch has {size} items but num_data={num_data}; num_data is the size of the whole training set, "
+            "for example VL(num_data=len(train_set))"
+        )
+    if weights is not None and weights.shape != (size,):
+        raise BatchError(f"weights must have shape ({size},), one per item, got {tuple(weights.shape)}")
+    if weights is not None and bool((weights < 0).any()):
+        raise BatchError("weights must not be negative: their square root weighs each item's sampled gradient")
+    named = [
+        *tree.named_tensors(x, "x"),
+        *tree.named_tensors(y, "y"),
+        *tree.named_tensors(weights, "weights"),
+    ]
+    check_finite(named, step=step, advice="clean the data or the transform that made it")
+    return Batch(x, y, weights, size)
+
+
+def check_finite(named: list[tuple[str, Tensor]], *, step: int, advice: str) -> None:
+    """Refuse NaN and infinities, naming the step and the first tensor that has one. One synchronisation."""
+    floating = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
+    if not floating:
+        return
+    device = floating[0][1].device
+    # A norm is finite only if all entries are (or overflows, which deserves the alarm as well).
+    norms = torch.stack([tensor.abs().amax().to(device, torch.float64) for _, tensor in floating])
+    if bool(norms.isfinite().all()):
+        return
+    name, tensor = floating[int((~norms.isfinite()).nonzero()[0])]
+    kind = "NaN" if bool(tensor.isnan().any()) else "Inf"
+    raise NonFiniteError(f"step {step}: {name} holds {kind}; nothing was changed; {advice}")

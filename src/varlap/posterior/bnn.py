@@ -1,0 +1,311 @@
+"""`BNN`: any network with a mean-field Gaussian posterior over its weights."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from varlap.errors import ConfigError, NetworkError
+from varlap.likelihoods import Likelihood, Prediction, choose_likelihood
+from varlap.posterior.kl import kl_divergence
+from varlap.posterior.mean_field import reparameterise
+from varlap.posterior.named import NamedTensors
+from varlap.posterior.optimizer_check import watch_optimizers
+from varlap.posterior.prior import FanInPrior, Prior
+from varlap.posterior.select import Select, select_weights
+from varlap.streams import as_generator
+
+LOG_SIGMA_START = -3.0  # log σ starts at log s − 3 (paper, section 5.1)
+
+
+class BNN(nn.Module):
+    """A network and a Gaussian N(μ, σ²) over each of its weights.
+
+    The network's own parameters **are** the means: nothing is copied, and `bnn.network` remains an ordinary module.
+    `bnn.log_sigma` and `bnn.prior_scale` map each Bayesian parameter's name to its log σ and its prior's s.
+
+    Args:
+        network: any `nn.Module`, unmodified.
+        likelihood: "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson", or an object that follows
+            `varlap.Likelihood`.
+        prior: `FanInPrior()` (default), `OneScalePrior(s)`, `EmpiricalBayesPrior()`, or an object that follows
+            `varlap.Prior`.
+        select: which parameters are Bayesian: patterns such as "head.*", or a function of (name, parameter); by
+            default all that require a gradient. The others are point estimates, or frozen.
+        output: which entry of a network's dict or tuple the likelihood reads: a key, an index or a function.
+        variances: "per-weight", or "one" variance for all weights (a comparison: the uniform weighting of
+            implicit gradient regularisation).
+
+    A dict or tuple `x` is spread over the network's arguments where it fits their names or number, and is passed
+    whole otherwise.
+
+    >>> bnn = BNN(nn.Linear(4, 3))
+    >>> sorted(bnn.log_sigma)
+    ['bias', 'weight']
+    >>> bnn.log_sigma["bias"]
+    Parameter containing:
+    tensor([-3., -3., -3.], requires_grad=True)
+    """
+
+    log_sigma: NamedTensors
+    prior_scale: NamedTensors
+    prior_mean: NamedTensors
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: str | Likelihood = "categorical",
+        prior: Prior | None = None,
+        select: Select | None = None,
+        *,
+        output: str | int | Callable[[Any], Any] | None = None,
+        variances: Literal["per-weight", "one"] = "per-weight",
+    ) -> None:
+        super().__init__()
+        _check_network(network)
+        prior = FanInPrior() if prior is None else prior
+        if isinstance(prior, type) or not isinstance(prior, Prior):
+            raise ConfigError(f"prior {prior!r} does not follow varlap.Prior; use for example varlap.FanInPrior()")
+        if variances not in ("per-weight", "one"):
+            raise ConfigError(f"variances={variances!r}: choose 'per-weight' or 'one'")
+        weights = select_weights(network, select)
+        self.network = network
+        self.likelihood = choose_likelihood(likelihood)
+        if isinstance(likelihood, str) and isinstance(self.likelihood, nn.Module):
+            self.likelihood.to(weights[0].value)
+        self.prior = prior
+        self._output = output
+        scales = {w.name: _scalar(prior.scale(w), w.value) for w in weights}
+        centred = [w for w in weights if prior.centre == "network"]
+        self.prior_scale = NamedTensors(scales)
+        self.prior_mean = NamedTensors({w.name: w.value.detach().clone() for w in centred})
+        start = {w.name: scales[w.name].log() + LOG_SIGMA_START for w in weights}
+        if variances == "one":
+            sizes = {w.name: w.value.numel() for w in weights}
+            mean_start = sum(start[name] * size for name, size in sizes.items()) / sum(sizes.values())
+            shared = nn.Parameter(torch.as_tensor(mean_start))
+            self.log_sigma = NamedTensors(dict.fromkeys(start, shared))
+        else:
+            self.log_sigma = NamedTensors(
+                {w.name: nn.Parameter(start[w.name].expand(w.value.shape).clone()) for w in weights}
+            )
+        watch_optimizers(self)
+
+    # -- the pieces ---------------------------------------------------------------------------------------------
+
+    def means(self) -> dict[str, nn.Parameter]:
+        """Return the Bayesian parameters of the network by name.
+
+        >>> list(BNN(nn.Linear(4, 3), select="weight").means())
+        ['weight']
+        """
+        parameters = dict(self.network.named_parameters())
+        return {name: parameters[name] for name in self.log_sigma}
+
+    def point_estimates(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters that are not Bayesian, the likelihood's own among them."""
+        chosen = {f"network.{name}": p for name, p in self.network.named_parameters() if name not in self.log_sigma}
+        if isinstance(self.likelihood, nn.Module):
+            chosen |= {f"likelihood.{name}": p for name, p in self.likelihood.named_parameters()}
+        return {name: parameter for name, parameter in chosen.items() if parameter.requires_grad}
+
+    def prior_mean_of(self, name: str) -> Tensor | float:
+        """Return the prior's mean m of one parameter: 0 unless the prior is centred on the network."""
+        return self.prior_mean.as_dict().get(name, 0.0)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the weights are on."""
+        return next(iter(self.log_sigma.values())).device
+
+    def num_weights(self) -> int:
+        """Count the Bayesian weights.
+
+        >>> BNN(nn.Linear(4, 3)).num_weights()
+        15
+        """
+        return sum(mean.numel() for mean in self.means().values())
+
+    # -- the network --------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the network at the means."""
+        return self.network(*args, **kwargs)
+
+    def outputs(self, x: Any) -> Any:
+        """Return what the likelihood reads for a batch `x`, which may be a tensor, a tuple or a dict."""
+        returned = _spread(self.network, x)
+        if self._output is None:
+            return returned
+        if callable(self._output):
+            return self._output(returned)
+        try:
+            return returned[self._output]
+        except (KeyError, IndexError, TypeError):
+            known = sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned).__name__
+            raise NetworkError(
+                f"BNN(output={self._output!r}) is not in what the network returned ({known}); name an entry that is"
+            ) from None
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Set evaluation mode, and give each module its own mode back afterwards.
+
+        >>> bnn = BNN(nn.Sequential(nn.Linear(2, 2), nn.Dropout())).train()
+        >>> with bnn.evaluating():
+        ...     bnn.network[1].training
+        False
+        >>> bnn.network[1].training
+        True
+        """
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    # -- the posterior ------------------------------------------------------------------------------------------
+
+    def refit_prior(self) -> None:
+        """Set the scales of an empirical-Bayes prior to their optimum; others stay."""
+        if not self.prior.learnt:
+            return
+        with torch.no_grad():
+            for name, mean in self.means().items():
+                spread = (2 * self.log_sigma[name]).exp() + (mean - self.prior_mean_of(name)).square()
+                self.prior_scale[name].copy_(spread.mean().sqrt())
+
+    def kl(self) -> Tensor:
+        """Return KL(posterior ‖ prior), Eq. 12 summed over all Bayesian weights; differentiable.
+
+        >>> from varlap import OneScalePrior
+        >>> bnn = BNN(nn.Linear(1, 1), prior=OneScalePrior(1.0))
+        >>> with torch.no_grad():
+        ...     _ = bnn.network.weight.fill_(1.0), bnn.network.bias.fill_(0.0)
+        >>> bnn.kl()  # one (σ² + 1 − 1 + 6)/2 and one (σ² − 1 + 6)/2, with log σ = −3
+        tensor(5.5025, grad_fn=<SumBackward0>)
+        """
+        self.refit_prior()
+        terms = [
+            kl_divergence(mean, self.log_sigma[name], self.prior_mean_of(name), self.prior_scale[name])
+            for name, mean in self.means().items()
+        ]
+        return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()
+
+    @contextlib.contextmanager
+    def sample(self, generator: torch.Generator | int) -> Iterator["BNN"]:
+        """Put one draw from the posterior in the place of the means, and restore them whatever happens inside.
+
+        >>> bnn, x = BNN(nn.Linear(2, 2)), torch.ones(1, 2)
+        >>> before = bnn(x)
+        >>> with bnn.sample(torch.Generator().manual_seed(0)):
+        ...     torch.equal(bnn(x), before)
+        False
+        >>> torch.equal(bnn(x), before)
+        True
+        """
+        generator = as_generator(generator, self.device)
+        noise = {
+            name: torch.randn(mean.shape, generator=generator, device=generator.device, dtype=mean.dtype).to(
+                mean.device
+            )
+            for name, mean in self.means().items()
+        }
+        with self.perturbed(noise):
+            yield self
+
+    @contextlib.contextmanager
+    def perturbed(self, noise: Mapping[str, Tensor]) -> Iterator[None]:
+        """Set the weights to μ + σ ε (Eq. 4) for a given ε, and restore the means' own tensors afterwards."""
+        means = self.means()
+        kept = {name: mean.data for name, mean in means.items()}
+        try:
+            for name, mean in means.items():
+                mean.data = reparameterise(kept[name], self.log_sigma[name].detach(), noise[name])
+            torch.clear_autocast_cache()  # it holds casts of the means, and would go on serving them
+            yield
+        finally:
+            for name, mean in means.items():
+                mean.data = kept[name]
+            torch.clear_autocast_cache()
+
+    # -- for optimizers -----------------------------------------------------------------------------------------
+
+    def parameter_groups(self, lr: float, log_sigma_lr_multiplier: float = 10.0) -> list[dict[str, Any]]:
+        """Return parameter groups for any optimizer of torch: means and point estimates at `lr`, log σ faster.
+
+        Weight decay is 0 in both: the prior is the weight decay, and log σ must not decay to 0.
+
+        >>> groups = BNN(nn.Linear(4, 3)).parameter_groups(lr=1e-3)
+        >>> [(group["name"], group["lr"]) for group in groups]
+        [('means', 0.001), ('log_sigma', 0.01)]
+        """
+        if not lr > 0 or not log_sigma_lr_multiplier > 0:
+            raise ConfigError(f"lr={lr} and log_sigma_lr_multiplier={log_sigma_lr_multiplier} must be positive")
+        means = [p for p in self.means().values() if p.requires_grad] + list(self.point_estimates().values())
+        log_sigma = list(self.log_sigma.parameters())
+        return [
+            {"params": means, "lr": lr, "weight_decay": 0.0, "name": "means"},
+            {
+                "params": log_sigma,
+                "lr": lr * log_sigma_lr_multiplier,
+                "weight_decay": 0.0,
+                "name": "log_sigma",
+            },
+        ]
+
+    # -- delegates ----------------------------------------------------------------------------------------------
+
+    def predict(self, x: Any) -> Prediction:
+        """Predict with the mean network: probabilities, or mean and variance. See `varlap.predict`.
+
+        >>> BNN(nn.Linear(4, 3)).predict(torch.zeros(2, 4)).probs.shape
+        torch.Size([2, 3])
+        """
+        from varlap.predict import predict
+
+        return predict(self, x)
+
+
+def _scalar(value: float, like: Tensor) -> Tensor:
+    """Make a scalar in at least single precision: a log σ in half precision could not follow its optimizer."""
+    return torch.tensor(value, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
+def _check_network(network: nn.Module) -> None:
+    if not isinstance(network, nn.Module):
+        raise NetworkError(f"BNN needs an nn.Module, got {type(network).__name__}; wrap a function in a module")
+    for name, module in network.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            where = f"its part {name!r}" if name else "it"
+            raise NetworkError(
+                f"the network cannot be wrapped: {where} was compiled by torch.compile and has no second derivative; "
+                "pass the module that was compiled (network._orig_mod): varlap compiles the whole step itself"
+            )
+    for name, parameter in network.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise NetworkError(
+                f"parameter {name!r} has no shape yet (a lazy module); call the network once on a batch, then wrap it"
+            )
+
+
+def _spread(network: nn.Module, x: Any) -> Any:
+    """Call the network with `x` spread over its arguments where that fits, else with `x` as one argument."""
+    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x) and _fits(network, (), x):
+        return network(**x)
+    if isinstance(x, tuple) and _fits(network, x, {}):
+        return network(*x)
+    return network(x)
+
+
+def _fits(network: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(network.forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""Tensors kept under the dotted names of a network's parameters."""
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+
+from torch import Tensor, nn
+
+
+class NamedTensors(nn.Module):
+    """A module that maps a network's parameter names to tensors: `named["layer.0.weight"]`.
+
+    Parameters stay parameters and other tensors become buffers. The tree of submodules mirrors the names, so
+    that the state dict's keys are the network's own. Everything is looked up by name, never by order.
+
+    >>> import torch
+    >>> named = NamedTensors({"0.weight": torch.ones(2), "keys": torch.zeros(1)})
+    >>> list(named), named["keys"], sorted(named.state_dict())
+    (['0.weight', 'keys'], tensor([0.]), ['0.weight', 'keys'])
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._names = tuple(tensors)
+        for name, tensor in tensors.items():
+            holder, attribute = self._holder(name, create=True)
+            # The tables are written directly: a network may call its parts `keys` or `training`, which
+            # `register_parameter` would refuse because the module has attributes of those names.
+            if isinstance(tensor, nn.Parameter):
+                holder._parameters[attribute] = tensor
+            else:
+                holder._buffers[attribute] = tensor
+
+    def _holder(self, name: str, create: bool = False) -> tuple[nn.Module, str]:
+        *path, attribute = name.split(".")
+        holder: nn.Module = self
+        for part in path:
+            if create and part not in holder._modules:
+                holder._modules[part] = nn.Module()
+            child = holder._modules[part]
+            assert child is not None
+            holder = child
+        return holder, attribute
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        holder, attribute = self._holder(name)
+        tensor = holder._parameters.get(attribute)
+        tensor = holder._buffers.get(attribute) if tensor is None else tensor
+        assert tensor is not None
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self.as_dict().keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        """Return the tensors."""
+        return self.as_dict().values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return names and tensors."""
+        return self.as_dict().items()
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """Return a plain dict of the same tensors."""
+        return {name: self[name] for name in self._names}

@@ -1,0 +1,51 @@
+"""Which of a network's parameters are Bayesian."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from varlap.errors import ConfigError, NetworkError
+from varlap.posterior.prior import Weight, weights_of
+
+Select = str | Iterable[str] | Callable[[str, Tensor], bool]
+
+
+def select_weights(network: nn.Module, select: Select | None) -> list[Weight]:
+    """Return the weights chosen by name patterns or a function; by default all that require a gradient.
+
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    >>> [weight.name for weight in select_weights(network, "1.*")]
+    ['1.weight', '1.bias']
+    """
+    weights = list(weights_of(network))
+    if select is None:
+        chosen = [weight for weight in weights if weight.value.requires_grad]
+    elif callable(select):
+        chosen = [weight for weight in weights if select(weight.name, weight.value)]
+    else:
+        chosen = _matching(weights, [select] if isinstance(select, str) else list(select))
+    if not chosen:
+        raise ConfigError(
+            "no Bayesian parameter is left: "
+            + ("no parameter of the network requires a gradient" if select is None else "select chose none")
+            + "; call requires_grad_(True) on some, or pass select='head.*' with names of network.named_parameters()"
+        )
+    for weight in chosen:
+        if not weight.value.is_floating_point():
+            raise NetworkError(
+                f"parameter {weight.name!r} has dtype {weight.value.dtype}, but a Gaussian posterior needs real "
+                f"floating point numbers; leave it out with select=lambda name, parameter: name != {weight.name!r}"
+            )
+    return chosen
+
+
+def _matching(weights: list[Weight], patterns: list[str]) -> list[Weight]:
+    names = [weight.name for weight in weights]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"names look like {names[0]!r}" if names else ""
+            raise ConfigError(f"select pattern {pattern!r} matches no parameter of the network; {hint}")
+    return [weight for weight in weights if any(fnmatchcase(weight.name, pattern) for pattern in patterns)]

@@ -1,0 +1,5 @@
+"""Prediction: one function a mode."""
+
+from varlap.predict.mean import predict
+
+__all__ = ["predict"]

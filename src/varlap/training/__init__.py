@@ -1,0 +1,5 @@
+"""Training: optimizers."""
+
+from varlap.training.optimizer import adam
+
+__all__ = ["adam"]

@@ -1,0 +1,19 @@
+"""Adam with a faster log σ."""
+
+from typing import Any
+
+import torch
+
+from varlap.posterior import BNN
+
+
+def adam(bnn: BNN, lr: float = 1e-3, log_sigma_lr_multiplier: float = 10.0, **options: Any) -> torch.optim.Adam:
+    """Return Adam over the means at `lr` and over log σ at a multiple of it (paper, section 5.1).
+
+    It is short for `torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)`.
+
+    >>> optimizer = adam(BNN(torch.nn.Linear(2, 1)), lr=1e-4)
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.0001, 0.001]
+    """
+    return torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)

@@ -1,0 +1,76 @@
+"""Tensors in nested dicts, lists and tuples: what networks take and return."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a tree, depth first.
+
+    >>> len(list(tensors({"a": torch.zeros(2), "b": (torch.ones(1), "text")})))
+    2
+    """
+    for _, tensor in named_tensors(tree, ""):
+        yield tensor
+
+
+def named_tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a tree with the expression that reaches each, for messages.
+
+    >>> [name for name, _ in named_tensors({"a": (torch.zeros(2), torch.ones(1))}, "x")]
+    ["x['a'][0]", "x['a'][1]"]
+    """
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from named_tensors(value, f"{name}[{key!r}]")
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from named_tensors(value, f"{name}[{index}]")
+
+
+def map_tensors(fn: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to each tensor and keep the structure; what is no tensor stays as it is.
+
+    >>> map_tensors(lambda t: t.shape[0], {"a": torch.zeros(2), "b": "text"})
+    {'a': 2, 'b': 'text'}
+    """
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(fn, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(fn, value) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(fn, value) for value in tree)
+    return tree
+
+
+def leading_size(tree: Any) -> int | None:
+    """Return the length that all tensors of a tree share in their first dimension, or None.
+
+    >>> leading_size((torch.zeros(4, 2), torch.zeros(4)))
+    4
+    >>> leading_size((torch.zeros(4, 2), torch.zeros(3))) is None
+    True
+    """
+    sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors(tree)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def take(tree: Any, items: Tensor | slice) -> Any:
+    """Index the first dimension of every tensor.
+
+    >>> take({"a": torch.arange(4)}, slice(1, 3))
+    {'a': tensor([1, 2])}
+    """
+    return map_tensors(lambda tensor: tensor[items], tree)
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """Move every tensor of a tree to a device."""
+    return map_tensors(lambda tensor: tensor.to(device), tree)
