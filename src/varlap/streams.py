@@ -6,10 +6,12 @@ step: the same numbers give the same stream.
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from varlap.errors import ConfigError
 
@@ -27,6 +29,68 @@ def derive_seed(*parts: int | str) -> int:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """A request for random numbers, which can be made again with another generator."""
+
+    kind: Literal["normal", "uniform", "permutation"]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def made_with(self, generator: torch.Generator) -> Tensor:
+        """Draw the numbers."""
+        options = {"generator": generator, "device": generator.device, "dtype": self.dtype}
+        if self.kind == "normal":
+            return torch.randn(self.shape, **options)
+        if self.kind == "uniform":
+            return torch.rand(self.shape, **options)
+        return torch.randperm(self.shape[0], **options)
+
+
+@dataclass
+class Tape:
+    """Stands in for a generator where a computation is traced: notes the draws, or hands out numbers drawn before.
+
+    >>> tape = Tape(torch.Generator().manual_seed(0))
+    >>> numbers = draw("uniform", (2,), torch.float32, tape)
+    >>> again = Tape(numbers=[d.made_with(torch.Generator().manual_seed(0)) for d in tape.draws])
+    >>> torch.equal(numbers, draw("uniform", (2,), torch.float32, again))
+    True
+    """
+
+    source: torch.Generator | None = None
+    numbers: list[Tensor] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are made."""
+        return self.source.device if self.source is not None else self.numbers[0].device
+
+    def next(self, request: Draw) -> Tensor:
+        """Draw from the source and note the request, or hand out the next numbers."""
+        self.draws.append(request)
+        return self.numbers[len(self.draws) - 1] if self.source is None else request.made_with(self.source)
+
+
+Generator = torch.Generator | Tape
+
+
+def draw(
+    kind: Literal["normal", "uniform", "permutation"],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    generator: Generator,
+) -> Tensor:
+    """Draw random numbers on the generator's device: the one place where varlap does.
+
+    >>> draw("permutation", (3,), torch.int64, torch.Generator().manual_seed(0)).sort().values
+    tensor([0, 1, 2])
+    """
+    request = Draw(kind, tuple(shape), dtype)
+    return generator.next(request) if isinstance(generator, Tape) else request.made_with(generator)
+
+
+@dataclass(frozen=True)
 class Streams:
     """The random streams of one step on one rank.
 
@@ -41,9 +105,12 @@ class Streams:
     step: int
     micro_batch: int = 0
     rank: int = 0
+    tapes: Mapping[str, Tape] | None = field(default=None, compare=False)
 
-    def generator(self, purpose: str, device: torch.device | str) -> torch.Generator:
+    def generator(self, purpose: str, device: torch.device | str) -> "torch.Generator":
         """Make the generator that draws for one purpose ("labels", "weights", ...) in this step."""
+        if self.tapes is not None:
+            return self.tapes[purpose]  # type: ignore[return-value]  # stands in for one
         seed = derive_seed(self.seed, purpose, self.step, self.micro_batch, self.rank)
         return torch.Generator(device=device).manual_seed(seed)
 

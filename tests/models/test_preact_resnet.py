@@ -10,6 +10,11 @@ from varlap.models import find_kinks, preact_resnet18
 from varlap.models.preact_resnet import PreactBlock
 
 
+@pytest.fixture(autouse=True)
+def same_weights_in_every_run():
+    torch.manual_seed(0)
+
+
 def test_preact_resnet18_has_the_11_171_146_parameters_of_the_cifar_variant():
     with torch.device("meta"):
         network = preact_resnet18()

@@ -14,7 +14,7 @@ from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
-from varlap.streams import Streams
+from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
 GradientFn = Callable[[Pass], Gradients]
@@ -187,7 +187,8 @@ def require_score(bnn: BNN) -> Callable[..., Tensor]:
     if score_fn is None:
         raise ConfigError(
             f"the likelihood {type(bnn.likelihood).__name__} has no `score`, which the whole gradient and the exact "
-            "Fisher need; add score(outputs, noise, targets=None) to it, or use Fisher(gradient='held') or labels='sampled'"
+            "Fisher need; add score(outputs, noise, targets=None) to it, or use Fisher(gradient='held') or "
+            "labels='sampled'"
         )
     return score_fn
 
@@ -213,7 +214,7 @@ def _split(bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: in
     if fraction == 1 and groups == 1:
         return [forward(bnn, batch)], []
     num_chosen = max(1, round(fraction * batch.size))
-    order = torch.randperm(batch.size, generator=streams.generator("subset", "cpu")).to(bnn.device)
+    order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
     chosen = order[:num_chosen].chunk(min(groups, num_chosen))
     rest = [order[num_chosen:]] if num_chosen < batch.size else []
     if couples_items(bnn.network) or tree.leading_size(batch.x) != batch.size:

@@ -35,6 +35,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
+_top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore
 
 
 def fast_second_order() -> TorchFunctionMode:
@@ -66,9 +67,12 @@ class _FastSecondOrder(TorchFunctionMode):
 
 
 def _is_torchs(types: Sequence[type]) -> bool:
-    """Tensor subclasses have rules of their own, torch's for forward mode are good, and Dynamo knows only those."""
-    ours = all(t is Tensor for t in types) and forward_ad._current_level < 0
-    return not ours or torch.compiler.is_dynamo_compiling()
+    return (
+        any(t is not Tensor for t in types)  # subclasses have rules of their own
+        or forward_ad._current_level >= 0  # torch's rules for forward mode are good
+        or torch.compiler.is_dynamo_compiling()  # Dynamo traces torch's rules only
+        or _top_saved_tensors_hooks(True) is not None  # a checkpoint, which repeats the call outside of the mode
+    )
 
 
 class _Function(torch.autograd.Function):
@@ -198,9 +202,6 @@ def _without_autocast(x: Tensor) -> AbstractContextManager:
     return torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext()
 
 
-# Routes: each has the signature of what it stands for, and returns None where torch is to answer, or to refuse.
-
-
 def _conv(n, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Any:
     return _route(n, input, weight, bias, stride, padding, dilation, False, 0, groups)
 
@@ -237,16 +238,12 @@ def _batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0
     several = x.dim() > 1 and x.numel() > x.shape[1]
     if not (training and several) or weight is None or bias is None or (mean is None) != (var is None):
         return None
-    y, *_ = _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)
-    return y
+    return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)[0]
 
 
-_ROUTES: dict[Any, Callable] = {
-    torch.conv1d: partial(_conv, 1),
-    torch.conv2d: partial(_conv, 2),
-    torch.conv3d: partial(_conv, 3),
-    torch.conv_transpose1d: partial(_conv_transpose, 1),
-    torch.conv_transpose2d: partial(_conv_transpose, 2),
-    torch.conv_transpose3d: partial(_conv_transpose, 3),
-    F.batch_norm: _batch_norm,
-}
+# A route has the signature of what it stands for, and returns None where torch is to answer, or to refuse.
+_ROUTES: dict[Any, Callable] = (
+    {F.batch_norm: _batch_norm}
+    | {getattr(torch, f"conv{n}d"): partial(_conv, n) for n in (1, 2, 3)}
+    | {getattr(torch, f"conv_transpose{n}d"): partial(_conv_transpose, n) for n in (1, 2, 3)}
+)

@@ -1,6 +1,6 @@
 """One way to read batches, whatever the data come as: arrays, a Dataset, or a loader."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
+from varlap import tree
 from varlap.errors import BatchError, ConfigError
 
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
@@ -80,7 +81,7 @@ class _ArrayBatches:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for start in range(0, self._num_items, self._batch_size):
             part = slice(start, start + self._batch_size)
-            yield _map(lambda tensor, part=part: tensor[part], self._x), self._y[part]
+            yield tree.take(self._x, part), self._y[part]
 
 
 class _PairBatches:
@@ -133,7 +134,8 @@ def _as_tensors(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return {key: _as_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, tuple):
-        return _like(value, [_as_tensors(part, f"{name}[{index}]") for index, part in enumerate(value)])
+        parts = [_as_tensors(part, f"{name}[{index}]") for index, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, Tensor):
         return value
     if not _is_array(value):
@@ -146,31 +148,11 @@ def _as_tensors(value: Any, name: str) -> Any:
         raise BatchError(f"{name} is an array of {array.dtype}; give numbers, such as float32 or int64") from error
 
 
-def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _map(function, part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return _like(value, [_map(function, part) for part in value])
-    return function(value)
-
-
-def _like(original: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
-    return type(original)(*parts) if hasattr(original, "_fields") else tuple(parts)
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves(part, f"{name}[{key!r}]")
-    elif isinstance(value, tuple | list):
-        for index, part in enumerate(value):
-            yield from _leaves(part, f"{name}[{index}]")
-    else:
-        yield name, value
-
-
 def _count_arrays(x: Any, y: Tensor) -> int:
-    lengths = {name: len(leaf) if leaf.dim() else None for name, leaf in (*_leaves(x, "x"), *_leaves(y, "y"))}
+    lengths = {
+        name: len(leaf) if leaf.dim() else None
+        for name, leaf in (*tree.named_tensors(x, "x"), *tree.named_tensors(y, "y"))
+    }
     for name, length in lengths.items():
         if length is None:
             raise BatchError(f"{name} has no dimensions; the first one must count the items")
@@ -184,7 +166,7 @@ def _count_arrays(x: Any, y: Tensor) -> int:
 
 
 def _batch_length(x: Any, y: Any) -> int:
-    for _, leaf in (*_leaves(x, "x"), *_leaves(y, "y")):
-        if _is_array(leaf) and leaf.ndim:
+    for _, leaf in (*tree.named_tensors(x, "x"), *tree.named_tensors(y, "y")):
+        if leaf.ndim:
             return len(leaf)
     raise BatchError("a batch holds no tensor whose first dimension counts its items; give num_data yourself")

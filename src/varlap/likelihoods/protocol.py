@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from varlap.errors import BatchError
+from varlap.streams import draw
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,9 @@ def require_same_shape(outputs: Any, targets: Any, likelihood: str) -> Tensor:
 
 def normal_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Draw standard normal noise of a tensor's shape, type and device."""
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=generator.device, generator=generator).to(tensor.device)
+    return draw("normal", tensor.shape, tensor.dtype, generator).to(tensor.device)
 
 
 def uniform(shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw uniform noise in at least single precision, since half precision has only 2,048 values there."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.rand(shape, dtype=dtype, device=generator.device, generator=generator).to(like.device)
+    return draw("uniform", shape, torch.promote_types(like.dtype, torch.float32), generator).to(like.device)

@@ -67,10 +67,7 @@ class VI(Objective):
     def _noises(self, context: Context) -> Iterator[dict[str, Tensor]]:
         generator = context.streams.generator("weights", context.bnn.device)
         for _ in range(self.num_samples // (2 if self.antithetic else 1)):
-            noise = {
-                name: torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-                for name, mean in context.bnn.means().items()
-            }
+            noise = context.bnn.draw_noise(generator)
             yield noise
             if self.antithetic:
                 yield {name: -epsilon for name, epsilon in noise.items()}

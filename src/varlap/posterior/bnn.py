@@ -1,6 +1,7 @@
 """`BNN`: any network with a mean-field Gaussian posterior over its weights."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from varlap.posterior.named import NamedTensors
 from varlap.posterior.optimizer_check import watch_optimizers
 from varlap.posterior.prior import FanInPrior, Prior
 from varlap.posterior.select import Select, select_weights
-from varlap.streams import as_generator
+from varlap.streams import as_generator, draw
 
 LOG_SIGMA_START = -3.0  # log σ starts at log s − 3 (paper, section 5.1)
 
@@ -209,15 +210,17 @@ class BNN(nn.Module):
         >>> torch.equal(bnn(x), before)
         True
         """
-        generator = as_generator(generator, self.device)
-        noise = {
-            name: torch.randn(mean.shape, generator=generator, device=generator.device, dtype=mean.dtype).to(
-                mean.device
-            )
-            for name, mean in self.means().items()
-        }
+        noise = self.draw_noise(as_generator(generator, self.device))
         with self.perturbed(noise):
             yield self
+
+    def draw_noise(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw ε for every Bayesian weight, all at once."""
+        means = self.means()
+        dtype = functools.reduce(torch.promote_types, (mean.dtype for mean in means.values()))
+        flat = draw("normal", (self.num_weights(),), dtype, generator).to(self.device)
+        parts = flat.split([mean.numel() for mean in means.values()])
+        return {name: part.view(mean.shape) for (name, mean), part in zip(means.items(), parts, strict=True)}
 
     @contextlib.contextmanager
     def perturbed(self, noise: Mapping[str, Tensor]) -> Iterator[None]:

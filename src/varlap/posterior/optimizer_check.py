@@ -41,8 +41,8 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
             if members & log_sigma and members & means:
                 warnings.warn(
                     f"{type(optimizer).__name__} trains log σ and the means at one learning rate, so the variances may "
-                    f"not converge (paper, section 5.1); use {type(optimizer).__name__}(bnn.parameter_groups(lr=...)) or "
-                    "varlap.adam(bnn, lr=...), whose log σ learns 10 times faster",
+                    f"not converge (paper, section 5.1); use {type(optimizer).__name__}(bnn.parameter_groups(lr=...)) "
+                    "or varlap.adam(bnn, lr=...), whose log σ learns 10 times faster",
                     VarlapWarning,
                     stacklevel=3,
                 )

@@ -68,6 +68,7 @@ def _refuse_negative_precisions(bnn: BNN, diagonal: dict[str, Tensor], num_data:
     if any(wrong.values()):
         worst = max(wrong, key=lambda name: wrong[name])
         raise ConfigError(
-            f"laplace(curvature='hessian'): {sum(wrong.values())} of {bnn.num_weights()} weights have no variance, since "
-            f"the log-joint curves upwards there (most in {worst!r}); train to a maximum first, or use curvature='fisher'"
+            f"laplace(curvature='hessian'): {sum(wrong.values())} of {bnn.num_weights()} weights have no variance, "
+            f"since the log-joint curves upwards there (most in {worst!r}); train to a maximum first, or use "
+            "curvature='fisher'"
         )
