@@ -325,6 +325,18 @@ def test_errors_are_torchs(call):
     assert str(ours.value).split(",")[0] == str(torchs.value).split(",")[0]
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_a_tensor_subclass_keeps_its_own_rules():
+    layer, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5).as_subclass(Subclass)
+    with fast_second_order():
+        y = layer(x)
+    assert type(y) is Subclass
+    assert not is_ours(y)
+
+
 def test_a_call_by_keywords_is_served():
     x, weight = torch.randn(2, 2, 5), torch.randn(3, 2, 3, requires_grad=True)
     with fast_second_order():
@@ -342,7 +354,7 @@ def test_nothing_stays_behind():
 
 @pytest.mark.parametrize("until", ["forward", "backward"])
 def test_a_checkpointed_network_works_whether_or_not_the_mode_outlasts_the_forward_pass(until):
-    network, x = Network(), torch.randn(4, 2, 4, 4, dtype=torch.float64)
+    network, x = Network(running=True), torch.randn(4, 2, 4, 4, dtype=torch.float64)
     sources = list(network.parameters())
 
     def second(forward, backward):
@@ -360,8 +372,8 @@ def test_a_checkpointed_network_works_whether_or_not_the_mode_outlasts_the_forwa
 
 
 class Network(nn.Sequential):
-    def __init__(self):
-        norm = nn.BatchNorm2d(3, track_running_stats=False)
+    def __init__(self, running=False):
+        norm = nn.BatchNorm2d(3, track_running_stats=running)
         super().__init__(nn.Conv2d(2, 3, 3, padding=1), norm, nn.Softplus(), nn.ConvTranspose2d(3, 2, 2, 2))
         self.double()
 
@@ -421,3 +433,11 @@ def test_a_traced_double_backward_equals_the_eager_one(tracing):
     assert_same(traced_state.values(), eager_state.values(), rtol=0, atol=0)
     kinds = [str(node.target) for node in traced.graph.nodes]
     assert kinds.count("aten.convolution.default") == 2 + 3  # forward; then x ∗ cw of both and cx ∗ w of the second
+
+
+def test_dynamo_traces_the_network_with_torchs_own_rules():
+    network, x = Network(), torch.randn(4, 2, 4, 4, dtype=torch.float64)
+    parameters = {k: p.detach() for k, p in network.named_parameters()}
+    gradient = torch.func.grad(lambda p: network.penalty(p, x, fast_second_order))
+    compiled = torch.compile(gradient, backend="eager", fullgraph=True)
+    assert_same(compiled(parameters).values(), gradient(parameters).values())

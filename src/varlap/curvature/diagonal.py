@@ -1,7 +1,7 @@
 """Diagonal curvature over a whole data set at the present mean, item by item, in evaluation mode."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import checked_batch
 from varlap.posterior.bnn import BNN
+from varlap.posterior.installed import installed
 from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def fisher_diagonal(
     """
     if labels not in ("exact", "sampled"):
         raise ConfigError(f"labels={labels!r}: choose 'exact' or 'sampled'")
-    sums = {name: torch.zeros_like(mean, requires_grad=False) for name, mean in bnn.means().items()}
+    sums = _zeros(bnn.means())
     num_items = 0
     with bnn.evaluating(), twice_differentiable(bnn.network):
         for part in _passes(bnn, data, batch_size):
@@ -76,7 +77,7 @@ def hessian_diagonal(
             "num_probes=100 for Hutchinson's estimate"
         )
     means = bnn.means()
-    sums = {name: torch.zeros_like(mean, requires_grad=False) for name, mean in means.items()}
+    sums = _zeros(means)
     num_items = 0
     with bnn.evaluating(), twice_differentiable(bnn.network):
         for part in _passes(bnn, data, batch_size):
@@ -112,48 +113,43 @@ def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -
             return
         num_directions = outputs[0].numel()
         for direction in range(num_directions):
-            noise = torch.zeros_like(outputs)
-            noise.view(len(noise), num_directions)[:, direction] = 1
-            yield score_fn(outputs, noise, part.batch.y)
-
-
-class _Outputs(nn.Module):
-    """`bnn.outputs` as a module, so that `functional_call` can put other weights into it."""
-
-    def __init__(self, bnn: BNN) -> None:
-        super().__init__()
-        self.bnn = bnn
-
-    def forward(self, x: Any) -> Any:
-        return self.bnn.outputs(x)
+            noise = torch.zeros(len(outputs), num_directions, dtype=outputs.dtype, device=outputs.device)
+            noise[:, direction] = 1
+            yield score_fn(outputs, noise.reshape(outputs.shape), part.batch.y)
 
 
 def _squared_item_gradients(bnn: BNN, part: Pass, cotangent: Tensor) -> dict[str, Tensor]:
     """Return Σᵢ (Jᵢᵀ uᵢ)² for each Bayesian parameter."""
-    means = {f"bnn.network.{name}": mean.detach() for name, mean in bnn.means().items()}
-    module = _Outputs(bnn)
+    means = {name: mean.detach() for name, mean in bnn.means().items()}
 
     def projected(weights: dict[str, Tensor], x: Any, u: Tensor) -> Tensor:
-        outputs = torch.func.functional_call(module, weights, (tree.map_tensors(lambda t: t[None], x),))
-        return (outputs * u[None]).sum()
+        # Not by torch's functional_call: where a module is registered under two names, it puts the wrong tensor back.
+        with installed(bnn.network, weights):
+            return (bnn.outputs(tree.map_tensors(lambda t: t[None], x)) * u[None]).sum()
 
     item_gradients = torch.func.grad(projected)
     chunk = max(1, min(part.batch.size, MOST_GRADIENT_ENTRIES // bnn.num_weights()))
-    sums = {name: torch.zeros_like(mean) for name, mean in means.items()}
+    sums = _zeros(means)
     try:
         for start in range(0, part.batch.size, chunk):
             items = slice(start, start + chunk)
             x, u = tree.take(part.batch.x, items), cotangent[items]
             for name, rows in torch.vmap(item_gradients, in_dims=(None, 0, 0))(means, x, u).items():
-                sums[name] += rows.square().sum(0)
-    except RuntimeError as error:  # what vmap cannot trace: recurrent kernels, control flow that looks at data
+                sums[name] += rows.to(sums[name].dtype).square().sum(0)
+    except (RuntimeError, ValueError) as error:  # what vmap cannot trace: recurrent kernels, inputs beside tensors
         log.info("per-item gradients in a loop, since torch.vmap refused the network: %s", error)
-        sums = {name: torch.zeros_like(mean) for name, mean in means.items()}
+        sums = _zeros(means)
         for item in range(part.batch.size):
             gradient = item_gradients(means, tree.take(part.batch.x, torch.tensor(item)), cotangent[item])
             for name, row in gradient.items():
-                sums[name] += row.square()
-    return {name.removeprefix("bnn.network."): total for name, total in sums.items()}
+                sums[name] += row.to(sums[name].dtype).square()
+    return sums
+
+
+def _zeros(means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Make room for sums over the data, in at least single precision: half precision stops counting at 256."""
+    dtypes = {name: torch.promote_types(mean.dtype, torch.float32) for name, mean in means.items()}
+    return {name: torch.zeros_like(mean, dtype=dtypes[name], requires_grad=False) for name, mean in means.items()}
 
 
 def _probes(
@@ -165,6 +161,6 @@ def _probes(
         return
     for name, mean in means.items():
         for entry in range(mean.numel()):
-            unit = {other: torch.zeros_like(m, requires_grad=False) for other, m in means.items()}
-            unit[name].view(-1)[entry] = 1
-            yield unit, 1.0
+            unit = {other: torch.zeros_like(m, requires_grad=False).flatten() for other, m in means.items()}
+            unit[name][entry] = 1
+            yield {other: vector.reshape(means[other].shape) for other, vector in unit.items()}, 1.0

@@ -10,7 +10,7 @@ from varlap.curvature.protocol import forward, gradients, sum_tensors
 from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
-from varlap.streams import Streams
+from varlap.streams import Streams, draw
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ def hessian_product(
 
 def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a vector of ±1 with equal chances."""
-    bits = torch.randint(0, 2, like.shape, generator=generator, device=generator.device)
-    return (2 * bits - 1).to(like)
+    heads = draw("uniform", like.shape, torch.float32, generator).to(like.device) < 0.5
+    return torch.where(heads, 1.0, -1.0).to(like.dtype)

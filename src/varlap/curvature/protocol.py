@@ -70,7 +70,7 @@ def forward(bnn: BNN, batch: Batch) -> Pass:
     """Run the network on a batch and check that the targets fit what comes out."""
     outputs = bnn.outputs(batch.x)
     check = getattr(bnn.likelihood, "check", None)
-    if check is not None:
+    if check is not None and not batch.trusted:
         check(outputs, batch.y)
     return Pass(batch, outputs)
 

@@ -24,7 +24,7 @@ backward of its backward, gx = w p(g), gw = ⟨g, x̂⟩, gb = ⟨g, 1⟩, is sh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -78,13 +78,19 @@ def _is_torchs(types: Sequence[type]) -> bool:
 class _Function(torch.autograd.Function):
     generate_vmap_rule = True
 
+    @classmethod
+    def call(cls, *args: Any) -> Any:
+        """The last backward records nothing, and need not pay for the record."""
+        return cls.apply(*args) if torch.is_grad_enabled() else cls.forward(*args)
+
 
 class _Conv(_Function):
     """y = x ∗ w + b. `geometry` is what `aten::convolution` takes besides, in its order."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple) -> Tensor:
-        with _without_autocast(x):
+        cast = _autocast_dtype(x)  # as a derivative too it keeps the dtype that the forward pass chose
+        with torch.autocast(x.device.type, enabled=False) if cast not in (None, x.dtype) else nullcontext():
             return _aten.convolution.default(x, weight, bias, *geometry)
 
     @staticmethod
@@ -105,8 +111,7 @@ class _ConvBackward(_Function):
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, weight: Tensor, geometry: tuple, *want: bool) -> tuple:
-        with _without_autocast(x):
-            return _aten.convolution_backward.default(g, x, weight, None, *geometry, [*want, False])[:2]
+        return _aten.convolution_backward.default(g, x, weight, None, *geometry, [*want, False])[:2]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:  # noqa: ARG004
@@ -118,9 +123,9 @@ class _ConvBackward(_Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple:
         (cx, cw), (g, x, weight) = cotangents, ctx.saved_tensors
         needs_g, needs_x, needs_weight, *_ = ctx.needs_input_grad
-        cg = _Conv.apply(cx, weight, None, ctx.geometry) if needs_g and cx is not None else None
+        cg = _Conv.call(cx, weight, None, ctx.geometry) if needs_g and cx is not None else None
         if needs_g and cw is not None:
-            by_weight: Any = _Conv.apply(x, cw, None, ctx.geometry)
+            by_weight = _Conv.call(x, cw, None, ctx.geometry)
             cg = by_weight if cg is None else cg + by_weight
         want = needs_x and cw is not None, needs_weight and cx is not None
         cx, cw = x if cx is None else cx, weight if cw is None else cw
@@ -128,7 +133,7 @@ class _ConvBackward(_Function):
 
 
 def _conv_gradients(g: Tensor, x: Tensor, weight: Tensor, geometry: tuple, *want: bool) -> Any:
-    return _ConvBackward.apply(g, x, weight, geometry, *want) if any(want) else (None, None)
+    return _ConvBackward.call(g, x, weight, geometry, *want) if any(want) else (None, None)
 
 
 class _BatchNorm(_Function):
@@ -148,8 +153,7 @@ class _BatchNorm(_Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple:
-        gradients: Any = _BatchNormBackward.apply(cotangents[0], *ctx.saved_tensors, ctx.eps)
-        return *gradients, None, None, None, None
+        return *_BatchNormBackward.call(cotangents[0], *ctx.saved_tensors, ctx.eps), None, None, None, None
 
 
 class _BatchNormBackward(_Function):
@@ -169,7 +173,7 @@ class _BatchNormBackward(_Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple:
         (cx, cw, cb), (g, x, weight, mean, r) = cotangents, ctx.saved_tensors
         dims, channels = _all_but_channels(x), [-1] + [1] * (x.dim() - 2)
-        p: Any = _BatchNormBackward.apply
+        p = _BatchNormBackward.call
         one = torch.ones_like(mean)  # p itself, since w p(g) cannot be divided by w where w is zero
         pg, g_x_hat, _ = p(g, x, one, mean, r, ctx.eps)
         pc, c_x_hat, _ = p(cx, x, one, mean, r, ctx.eps)
@@ -192,14 +196,10 @@ def _all_but_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def _autocasts(x: Tensor) -> bool:
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager:
-    """The forward pass chose the dtypes; a derivative taken inside an autocast region keeps them."""
-    return torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext()
+    active = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if active else None
 
 
 def _conv(n, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Any:
@@ -222,10 +222,10 @@ def _route(n, x, weight, bias, stride, padding, dilation, transposed, output_pad
     elif isinstance(padding, str) and padding != "valid":
         return None
     padding = _each(n, 0 if padding == "valid" else padding)
-    if _autocasts(x):  # torch would cast only below this mode; like torch, leave double precision alone
-        dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = _autocast_dtype(x)
+    if dtype is not None:  # torch would cast only below this mode; like torch, leave double precision alone
         x, weight, bias = (t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (x, weight, bias))
-    return _Conv.apply(x, weight, bias, (stride, padding, dilation, transposed, output_padding, groups))
+    return _Conv.call(x, weight, bias, (stride, padding, dilation, transposed, output_padding, groups))
 
 
 def _each(n: int, value: Any) -> list[int]:
@@ -238,7 +238,7 @@ def _batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0
     several = x.dim() > 1 and x.numel() > x.shape[1]
     if not (training and several) or weight is None or bias is None or (mean is None) != (var is None):
         return None
-    return _BatchNorm.apply(x, weight, bias, mean, var, momentum, eps)[0]
+    return _BatchNorm.call(x, weight, bias, mean, var, momentum, eps)[0]
 
 
 # A route has the signature of what it stands for, and returns None where torch is to answer, or to refuse.

@@ -30,7 +30,8 @@ class Bernoulli(nn.Module):
     def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Draw every label."""
         outputs = require_tensor(outputs, "bernoulli").detach()
-        return (uniform(outputs.shape, outputs, generator) < outputs.sigmoid()).to(outputs.dtype)
+        level = uniform(outputs.shape, outputs, generator)
+        return (level < outputs.to(level.dtype).sigmoid()).to(outputs.dtype)
 
     def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Return u = √(p (1 − p)) ε."""

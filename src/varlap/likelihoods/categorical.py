@@ -25,8 +25,8 @@ class Categorical(nn.Module):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probability of each item, summed over its positions."""
-        self._check_shapes(outputs, targets)
-        return -sum_over_positions(F.cross_entropy(outputs, targets, reduction="none", ignore_index=self.ignored_label))
+        labels = self._labels(outputs, targets)
+        return -sum_over_positions(F.cross_entropy(outputs, labels, reduction="none", ignore_index=self.ignored_label))
 
     def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:
         """Draw one class a position by inverting the cumulative distribution."""
@@ -36,14 +36,14 @@ class Categorical(nn.Module):
         # Scaled to the last entry, which rounding leaves near 1, so that no class beyond it can be drawn.
         level = uniform(probs.shape[:-1], outputs, generator)[..., None] * cumulative[..., -1:]
         drawn = torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
-        return drawn if targets is None else torch.where(targets == self.ignored_label, targets, drawn)
+        return drawn if targets is None else torch.where(self._ignored(targets), self.ignored_label, drawn)
 
     def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return u = √p ∘ ε − p (√p · ε), whose covariance is diag(p) − p pᵀ, differentiable in the outputs."""
-        probs = outputs.softmax(1)
-        scaled = probs.sqrt() * noise
-        score = scaled - probs * scaled.sum(1, keepdim=True)
-        return score if targets is None else score * (targets != self.ignored_label).unsqueeze(1)
+        log_probs = outputs.log_softmax(1)
+        scaled = (0.5 * log_probs).exp() * noise  # √p by its logarithm: the root itself has no derivative at 0
+        score = scaled - log_probs.exp() * scaled.sum(1, keepdim=True)
+        return score if targets is None else score * ~self._ignored(targets).unsqueeze(1)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return class probabilities along dimension 1."""
@@ -51,17 +51,21 @@ class Categorical(nn.Module):
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse labels that are not integers or not in 0..K-1."""
-        self._check_shapes(outputs, targets)
+        labels = self._labels(outputs, targets)
         num_classes = outputs.shape[1]
-        wrong = (targets != self.ignored_label) & ((targets < 0) | (targets >= num_classes))
+        wrong = ~self._ignored(labels) & ((labels < 0) | (labels >= num_classes))
         if wrong.any():
             raise BatchError(
-                f"label {targets[wrong][0].item()} is out of range: the network has {num_classes} outputs, so labels "
+                f"label {labels[wrong][0].item()} is out of range: the network has {num_classes} outputs, so labels "
                 f"go from 0 to {num_classes - 1} (ignored: {self.ignored_label}); fix the labels, the number of "
                 "outputs, or pass likelihood=varlap.Categorical(ignored_label=...)"
             )
 
-    def _check_shapes(self, outputs: Tensor, targets: Tensor) -> None:
+    def _ignored(self, targets: Tensor) -> Tensor:
+        return targets.long() == self.ignored_label  # in 8 bits, 156 would equal −100
+
+    def _labels(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the labels as the 64-bit integers that torch wants, after checking shapes and type."""
         outputs = require_tensor(outputs, "categorical")
         if outputs.ndim < 2:
             raise BatchError(
@@ -78,3 +82,4 @@ class Categorical(nn.Module):
             raise BatchError(
                 f"the categorical likelihood needs integer labels, got {targets.dtype}; use targets.long()"
             )
+        return targets.long()

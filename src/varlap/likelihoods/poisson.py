@@ -6,6 +6,8 @@ from torch import Tensor, nn
 from varlap.errors import BatchError
 from varlap.likelihoods.protocol import Prediction, require_same_shape, require_tensor, sum_over_positions
 
+LARGEST_RATE = 2.0**62  # beyond, torch's 64-bit counts overflow and come out negative
+
 
 class Poisson(nn.Module):
     """p(y | outputs) = Poisson(y; exp(outputs)); targets have the outputs' shape.
@@ -23,7 +25,8 @@ class Poisson(nn.Module):
     def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Draw every count."""
         outputs = require_tensor(outputs, "poisson").detach()
-        return torch.poisson(outputs.exp().to(generator.device), generator).to(outputs.device)
+        rate = outputs.exp().to(torch.promote_types(outputs.dtype, torch.float32)).clamp(max=LARGEST_RATE)
+        return torch.poisson(rate.to(generator.device), generator).to(outputs)
 
     def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Return u = √rate ε."""

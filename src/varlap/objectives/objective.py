@@ -4,7 +4,7 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.errors import ConfigError
+from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
 from varlap.posterior.bnn import BNN
@@ -50,6 +51,8 @@ class DataTerm:
     """the same in log σ, by parameter name; empty where log σ is not trained"""
     diagonal: Gradients | None = None
     """the curvature f per datum by parameter name, where the objective estimates one"""
+    updates: Updates = field(default_factory=list)
+    """what the objective will remember of this call, once it is known to be sound"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Evaluation:
     kl: Tensor
     gradients: Gradients
     diagonal: Gradients | None
+    updates: Updates
 
 
 class Objective(ABC):
@@ -122,7 +126,7 @@ class Objective(ABC):
             evaluation = self.value_and_gradients(context)
             _check_evaluation(evaluation, at)
         if with_grad:
-            self.note(context, evaluation)
+            write(evaluation.updates)
             self.num_calls += step is None
         return _as_terms(context, evaluation)
 
@@ -144,7 +148,9 @@ class Objective(ABC):
                 if name in data.log_sigma_gradients:
                     from_prior = kl_gradient_in_log_sigma(mean, bnn.log_sigma[name], bnn.prior_scale[name])
                     gradients[f"log_sigma.{name}"] = data.log_sigma_gradients[name] + scale * from_prior
-        return Evaluation(data.log_likelihood.detach(), data.curvature.detach(), kl, gradients, data.diagonal)
+        updates = data.updates + self.updates_after(data) if context.with_gradients else []
+        values = (data.log_likelihood.detach(), data.curvature.detach(), kl)
+        return Evaluation(*values, gradients, data.diagonal, updates)
 
     def beta_at(self, step: int) -> float:
         """Return β, ramped up linearly over the warm-up steps."""
@@ -154,11 +160,13 @@ class Objective(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the count of calls, and the running Fisher where there is one."""
-        return {"num_calls": self.num_calls}
+        return {"num_calls": self.num_calls} | {name: r.state_dict() for name, r in self.running_means().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned."""
         self.num_calls = int(state["num_calls"])
+        for name, running in self.running_means().items():
+            running.load_state_dict(state[name])
 
     @abstractmethod
     def data_term(self, context: Context) -> DataTerm:
@@ -167,8 +175,13 @@ class Objective(ABC):
     def inspect(self, context: Context) -> None:  # noqa: B027
         """Refuse or warn about what only this objective minds, before anything is computed."""
 
-    def note(self, context: Context, evaluation: Evaluation) -> None:  # noqa: B027
-        """Take note of a finished call, whose values are finite (for a running estimate, say)."""
+    def updates_after(self, data: DataTerm) -> Updates:  # noqa: ARG002
+        """Return what else is to be remembered of a call."""
+        return []
+
+    def running_means(self) -> dict[str, RunningMean]:
+        """Return what the objective remembers from step to step."""
+        return {}
 
     def _kl_sum(self, bnn: BNN) -> Tensor:
         if self.uses_variances:
@@ -177,10 +190,16 @@ class Objective(ABC):
         return torch.stack([part.to(parts[0].dtype) for part in parts]).sum()
 
 
-def gradients_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context) -> Gradients:
+def gradients_of(
+    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context, *, retain_graph: bool = False
+) -> Gradients:
     """Pull cotangents back to all of `Context.tensors()`; what nothing depends on gets zeros."""
     inputs = context.tensors()
-    computed = torch.autograd.grad(outputs, list(inputs.values()), list(cotangents), allow_unused=True)
+    computed: Sequence[Tensor | None] = [None] * len(inputs)
+    if outputs:
+        computed = torch.autograd.grad(
+            outputs, list(inputs.values()), list(cotangents), retain_graph=retain_graph, allow_unused=True
+        )
     return {
         name: torch.zeros_like(tensor) if gradient is None else gradient
         for (name, tensor), gradient in zip(inputs.items(), computed, strict=True)

@@ -1,6 +1,7 @@
-"""A running mean of the curvature, from which closed-form variances are made."""
+"""Running means: of the curvature, for variances in closed form, and of its gradient, for steps without curvature."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,43 +9,72 @@ from torch import Tensor
 
 from varlap.errors import ConfigError
 
+WEIGHT = "weight of the sums"
+Updates = list[tuple[Tensor, Tensor]]
 
-class RunningCurvature:
-    """An exponential moving average of f, corrected for its start at zero.
 
-    >>> running = RunningCurvature(decay=0.9)
-    >>> running.add({"w": torch.tensor([2.0])})
-    >>> running.mean()["w"]
-    tensor([2.])
+class RunningMean:
+    """An exponential moving average of named tensors, free of the bias of starting at zero.
+
+    `including` computes the mean with one more value without changing anything; the updates that it returns are
+    written by `write`, once the step is known to be sound.
+
+    >>> running = RunningMean(decay=0.9)
+    >>> means, updates = running.including({"w": torch.tensor([2.0])})
+    >>> write(updates)
+    >>> means["w"], running.mean()["w"]
+    (tensor([2.]), tensor([2.]))
     """
 
     def __init__(self, decay: float) -> None:
         if not 0 <= decay < 1:
-            raise ConfigError(f"fisher_decay={decay} must be in [0, 1); 0.99 averages over about 100 steps")
+            raise ConfigError(
+                f"the decay of a running mean must be in [0, 1), got {decay}; 0.99 averages about 100 values"
+            )
         self.decay = decay
-        self.count = 0
-        self.beta = 1.0
-        self._sums: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def add(self, diagonal: Mapping[str, Tensor]) -> None:
-        """Take in one estimate; its weight in a schedule that skips steps never enters."""
-        self.count += 1
-        for name, f in diagonal.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros_like(f)
-            self._sums[name].lerp_(f, 1 - self.decay)
+    def __bool__(self) -> bool:
+        return bool(self.sums)
+
+    def including(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Updates]:
+        """Return the mean that includes these values, and the updates that make it the present one."""
+        if not self.sums:
+            self.sums = {name: torch.zeros_like(value) for name, value in values.items()}
+            first = next(iter(values.values()))
+            self.sums[WEIGHT] = torch.zeros((), dtype=torch.float64, device=first.device)
+        new = {name: torch.lerp(self.sums[name], value, 1 - self.decay) for name, value in values.items()}
+        new[WEIGHT] = self.decay * self.sums[WEIGHT] + (1 - self.decay)
+        return _normalised(new), [(self.sums[name], tensor) for name, tensor in new.items()]
 
     def mean(self) -> dict[str, Tensor]:
-        """Return the average, free of the bias of starting at zero."""
-        correction = 1 - self.decay**self.count
-        return {name: total / correction for name, total in self._sums.items()}
+        """Return the present mean."""
+        return _normalised(self.sums)
+
+    @contextlib.contextmanager
+    def standing_in(self, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """Use other tensors for the sums, for as long as a computation is traced."""
+        own, self.sums = self.sums, tensors
+        try:
+            yield
+        finally:
+            self.sums = own
 
     def state_dict(self) -> dict[str, Any]:
-        """Return count, β and sums."""
-        return {"count": self.count, "beta": self.beta, "sums": dict(self._sums)}
+        """Return the sums."""
+        return dict(self.sums)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state that `state_dict` returned."""
-        self.count, self.beta = int(state["count"]), float(state["beta"])
-        self._sums = {name: tensor.clone() for name, tensor in state["sums"].items()}
+        self.sums = {name: tensor.clone() for name, tensor in state.items()}
+
+
+def _normalised(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: (total / sums[WEIGHT]).to(total.dtype) for name, total in sums.items() if name != WEIGHT}
+
+
+@torch.no_grad()
+def write(updates: Updates) -> None:
+    """Put new values into their places."""
+    for place, value in updates:
+        place.copy_(value)

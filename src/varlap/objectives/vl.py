@@ -1,13 +1,13 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from varlap.curvature import Curvature, Fisher
 from varlap.errors import ConfigError
-from varlap.objectives.curvature_term import curvature_data_term
+from varlap.objectives.curvature_term import curvature_data_term, remembered_data_term
 from varlap.objectives.kinks import warn_about_kinks
-from varlap.objectives.objective import Context, DataTerm, Evaluation, Objective
-from varlap.objectives.running import RunningCurvature
+from varlap.objectives.objective import Context, DataTerm, Objective
+from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 from varlap.posterior.mean_field import set_optimal_variances
 
@@ -58,8 +58,9 @@ class VL(Objective):
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
         self.curvature: Curvature = Fisher() if curvature is None else curvature
         self.variances: Variances = variances
-        self.running = RunningCurvature(fisher_decay) if variances == "closed-form" else None
-        if self.running is not None and self.beta == 0:
+        self._variance_fisher = RunningMean(fisher_decay)
+        self._fisher, self._gradient = (RunningMean(getattr(self.curvature, "memory", 0.0)) for _ in range(2))
+        if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
     def inspect(self, context: Context) -> None:
@@ -68,10 +69,15 @@ class VL(Objective):
 
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and the curvature penalty from one forward pass."""
-        return curvature_data_term(context, self.curvature, learn_variances=self.variances == "learnt")
+        learn = self.variances == "learnt"
+        if not getattr(self.curvature, "memory", 0.0):
+            return curvature_data_term(context, self.curvature, learn_variances=learn)
+        if not self._fisher and not self.curvature.weight(context.streams.step):
+            return curvature_data_term(context, self.curvature, learn_variances=learn)  # nothing to remember yet
+        return remembered_data_term(context, self.curvature, self._fisher, self._gradient, learn_variances=learn)
 
-    def update_variances(self, bnn: BNN) -> None:
-        """Set log σ to its closed form for the running Fisher (Eq. 23 with the present β); a no-op if learnt.
+    def update_variances(self, bnn: BNN, *, step: int | None = None) -> None:
+        """Set log σ to its closed form for the running Fisher (Eq. 23 with the step's β); does nothing if learnt.
 
         >>> import torch, varlap
         >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
@@ -81,26 +87,22 @@ class VL(Objective):
         >>> bool((bnn.log_sigma["weight"] <= bnn.prior_scale["weight"].log()).all())
         True
         """
-        if self.running is None or not self.running.count:
+        if self.variances == "learnt" or not self._variance_fisher:
             return
         bnn.refit_prior()
-        beta = self.running.beta
-        set_optimal_variances(bnn.log_sigma, self.running.mean(), bnn.prior_scale, self.num_data, beta)
+        at = max(self.num_calls - 1, 0) if step is None else step
+        beta = self.beta_at(at)
+        set_optimal_variances(bnn.log_sigma, self._variance_fisher.mean(), bnn.prior_scale, self.num_data, beta)
 
-    def note(self, context: Context, evaluation: Evaluation) -> None:
-        """Add this step's Fisher to the running mean."""
-        if self.running is not None:
-            self.running.beta = context.beta
-            if evaluation.diagonal is not None:
-                self.running.add(evaluation.diagonal)
+    def updates_after(self, data: DataTerm) -> Updates:
+        """Add this step's Fisher to the running mean for the closed form; the weight of skipped steps never enters."""
+        if self.variances == "learnt" or data.diagonal is None:
+            return []
+        return self._variance_fisher.including(data.diagonal)[1]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the count of calls and the running Fisher."""
-        running = {} if self.running is None else {"running": self.running.state_dict()}
-        return super().state_dict() | running
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state that `state_dict` returned."""
-        super().load_state_dict(state)
-        if self.running is not None and "running" in state:
-            self.running.load_state_dict(state["running"])
+    def running_means(self) -> dict[str, RunningMean]:
+        """Return the running Fisher of the closed form, and what `Fisher(memory=...)` remembers."""
+        running = {"variance_fisher": self._variance_fisher} if self.variances == "closed-form" else {}
+        if getattr(self.curvature, "memory", 0.0):
+            running |= {"fisher": self._fisher, "gradient": self._gradient}
+        return running

@@ -18,11 +18,13 @@ class Batch:
     y: Any
     weights: Tensor | None
     size: int
+    trusted: bool = False
+    """whether the targets' values were checked before: a traced computation cannot look at them"""
 
     def take(self, items: Tensor) -> "Batch":
         """Return the batch of those items."""
         weights = None if self.weights is None else self.weights[items]
-        return Batch(tree.take(self.x, items), tree.take(self.y, items), weights, len(items))
+        return Batch(tree.take(self.x, items), tree.take(self.y, items), weights, len(items), self.trusted)
 
 
 def checked_batch(x: Any, y: Any, weights: Tensor | None, *, num_data: int, step: int) -> Batch:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods import Likelihood, Prediction, choose_likelihood
+from varlap.posterior.installed import installed
 from varlap.posterior.kl import kl_divergence
 from varlap.posterior.mean_field import reparameterise
 from varlap.posterior.named import NamedTensors
@@ -224,18 +225,13 @@ class BNN(nn.Module):
 
     @contextlib.contextmanager
     def perturbed(self, noise: Mapping[str, Tensor]) -> Iterator[None]:
-        """Set the weights to μ + σ ε (Eq. 4) for a given ε, and restore the means' own tensors afterwards."""
-        means = self.means()
-        kept = {name: mean.data for name, mean in means.items()}
-        try:
-            for name, mean in means.items():
-                mean.data = reparameterise(kept[name], self.log_sigma[name].detach(), noise[name])
-            torch.clear_autocast_cache()  # it holds casts of the means, and would go on serving them
+        """Set the weights to μ + σ ε (Eq. 4) for a given ε, and put the means back afterwards."""
+        drawn = {}
+        for name, mean in self.means().items():
+            weight = reparameterise(mean.detach(), self.log_sigma[name].detach(), noise[name])
+            drawn[name] = weight.requires_grad_(mean.requires_grad)
+        with installed(self.network, drawn):
             yield
-        finally:
-            for name, mean in means.items():
-                mean.data = kept[name]
-            torch.clear_autocast_cache()
 
     # -- for optimizers -----------------------------------------------------------------------------------------
 

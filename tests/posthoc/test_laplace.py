@@ -1,0 +1,316 @@
+"""Claims about Laplace's method: variances from the curvature at the present mean, in evaluation mode."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import varlap
+from cases import CASES, Recurrent
+from varlap.errors import BatchError, ConfigError
+
+
+def named_case(name):
+    return next(case for case in CASES if case.name == name)
+
+
+def clone(tensors):
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def assert_close(found, expected, tolerance=0.0):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert (found[name] - expected[name]).abs().max() <= tolerance, name
+
+
+def enumerated_fisher(bnn, x, y):
+    """(1/N) Σᵢ Σ_y p(y|xᵢ) (∂ log p(y|xᵢ))² for classes, one item and one label at a time, in evaluation mode."""
+    modes = [(module, module.training) for module in bnn.modules()]
+    bnn.eval()
+    means = bnn.means()
+    total = {name: torch.zeros_like(mean, requires_grad=False) for name, mean in means.items()}
+    for item in range(len(y)):
+        for value in bnn.outputs(x[item : item + 1]).log_softmax(1)[0]:
+            g = torch.autograd.grad(value, list(means.values()), retain_graph=True, allow_unused=True)
+            for name, part in zip(means, g, strict=True):
+                total[name] += 0 if part is None else value.exp().detach() * part.square() / len(y)
+    for module, mode in modes:
+        module.training = mode
+    return total
+
+
+def log_sigma_for(bnn, f, num_data, beta):
+    """Eq. 23 with tempering: σ² = β/(N f + β/s²)."""
+    return {
+        name: 0.5 * (beta / (num_data * f[name] + beta / bnn.prior_scale[name] ** 2)).log() for name in bnn.log_sigma
+    }
+
+
+# -- what it computes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+@pytest.mark.parametrize("name", ["mlp-categorical", "convnet", "batch-norm", "attention", "lstm", "subset"])
+def test_variances_are_the_closed_form_of_the_enumerated_fisher_in_evaluation_mode(name, beta):
+    bnn, x, y = named_case(name).make()
+    bnn(x)  # moves the running statistics off those of the batch
+    expected = enumerated_fisher(bnn, x, y)
+    found = varlap.laplace(bnn, (x, y), beta)
+    assert_close(found, expected, 1e-12)
+    assert_close(clone(bnn.log_sigma), log_sigma_for(bnn, expected, len(y), beta), 1e-12)
+
+
+def test_evaluation_mode_matters_and_every_mode_is_given_back():
+    bnn, x, y = named_case("batch-norm").make()
+    bnn.network.append(nn.Dropout(0.5)).eval()
+    bnn.network[1].train()  # a mixed state, as a user may leave it
+    modes = {name: module.training for name, module in bnn.named_modules()}
+    buffers = clone(dict(bnn.network.named_buffers()))
+    first, again = varlap.laplace(bnn, (x, y)), varlap.laplace(bnn, (x, y))
+    assert_close(first, again)  # no dropout
+    assert {name: module.training for name, module in bnn.named_modules()} == modes
+    assert_close(dict(bnn.network.named_buffers()), buffers)
+
+    bnn.train()
+    objective = varlap.VL(len(y), curvature=varlap.ExactFisher(), variances="closed-form", beta_warmup_steps=0)
+    at_laplace = clone(bnn.log_sigma)
+    objective(bnn, x, y)
+    objective.update_variances(bnn)
+    assert (bnn.log_sigma["0.weight"] - at_laplace["0.weight"]).abs().max() > 1e-2  # batch statistics give others
+
+
+def test_modes_are_given_back_after_an_error():
+    bnn, x, y = named_case("batch-norm").make()
+    with pytest.raises(BatchError, match="label 9 is out of range"):
+        varlap.laplace(bnn, (x, torch.full_like(y, 9)))
+    assert all(module.training for module in bnn.modules())
+
+
+def test_nothing_but_log_sigma_moves():
+    bnn, x, y = named_case("batch-norm").make()
+    before = clone(bnn.state_dict())
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    for curvature in ("fisher", "sampled-fisher"):
+        varlap.laplace(bnn, (x, y), curvature=curvature)
+    after = clone(bnn.state_dict())
+    for name in before:
+        assert torch.equal(before[name], after[name]) != name.startswith("log_sigma."), name
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in bnn.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_works_where_gradients_are_off():
+    bnn, x, y = CASES[0].make()
+    expected = {
+        curvature: varlap.laplace(bnn, (x, y), 50.0, curvature=curvature) for curvature in ("fisher", "hessian")
+    }
+    with torch.no_grad():
+        for curvature, diagonal in expected.items():
+            assert_close(varlap.laplace(bnn, (x, y), 50.0, curvature=curvature), diagonal)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_one_variance_is_the_best_single_one():
+    bnn, x, y = named_case("one-variance").make()
+    f = varlap.laplace(bnn, (x, y), 0.5)
+    precisions = torch.cat([(len(y) * f[n] + 0.5 / bnn.prior_scale[n] ** 2).flatten() for n in f])
+    (log_sigma,) = bnn.log_sigma.parameters()
+    assert abs((2 * log_sigma).exp() - 0.5 / precisions.mean()) < 1e-14
+    varlap.VL(len(y), 0.5, curvature=varlap.ExactFisher())(bnn, x, y).loss.backward()
+    assert abs(log_sigma.grad) < 1e-12
+
+
+def test_hessian_variances_are_those_of_the_dense_hessian():
+    bnn, x, y = CASES[0].make(prior=varlap.OneScalePrior(0.2))
+    parameters = list(bnn.network.parameters())
+    flat = nn.utils.parameters_to_vector(parameters).detach()
+
+    def log_likelihood(vector):
+        named = dict(zip(dict(bnn.network.named_parameters()), _split(vector, parameters), strict=True))
+        return bnn.likelihood.log_prob(torch.func.functional_call(bnn.network, named, (x,)), y).sum()
+
+    hessian = torch.autograd.functional.hessian(log_likelihood, flat).diagonal()
+    varlap.laplace(bnn, (x, y), curvature="hessian", batch_size=2)
+    found = torch.cat([bnn.log_sigma[name].detach().flatten() for name in bnn.means()])
+    assert (found - 0.5 * (1 / (-hessian + 1 / bnn.prior_scale["0.bias"] ** 2)).log()).abs().max() < 1e-12
+
+
+def _split(vector, like):
+    parts = vector.split([p.numel() for p in like])
+    return [part.reshape(p.shape) for part, p in zip(parts, like, strict=True)]
+
+
+def test_sampled_labels_are_repeated_by_their_seed():
+    bnn, x, y = CASES[0].make()
+    first, again, other = (
+        varlap.laplace(bnn, (x, y), curvature="sampled-fisher", seed=seed)["0.weight"] for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_hutchinsons_estimate_serves_large_networks():
+    """On a linear model with orthogonal inputs the Hessian is diagonal, so that the estimate is exact."""
+    x = torch.linalg.qr(torch.randn(60, 60, dtype=torch.float64))[0]
+    bnn = varlap.BNN(nn.Linear(60, 40, bias=False).double(), varlap.Gaussian(noise=0.5, learnt=False).double())
+    y = torch.zeros(60, 40, dtype=torch.float64)
+    assert bnn.num_weights() > 2000
+    with pytest.raises(ConfigError, match=r"2400 weights; pass num_probes=100 for Hutchinson's estimate"):
+        varlap.laplace(bnn, (x, y), curvature="hessian")
+    found = varlap.laplace(bnn, (x, y), curvature="hessian", num_probes=1)
+    assert (found["weight"] - 1 / (60 * (2 * bnn.likelihood.log_noise).exp())).abs().max() < 1e-12
+
+
+# -- the data ----------------------------------------------------------------------------------------------------
+
+
+class Pairs(Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+FORMS = {
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "dataset": Pairs,
+    "tensor-dataset": TensorDataset,
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=2),
+    "list-of-batches": lambda x, y: [(x[:1], y[:1]), (x[1:], y[1:])],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_same_and_counts_its_items(form):
+    bnn, x, y = CASES[0].make()
+    varlap.laplace(bnn, (x, y), 0.3)
+    expected = clone(bnn.log_sigma)
+    assert isinstance(FORMS["arrays"](x, y)[0], np.ndarray)
+    varlap.laplace(bnn, FORMS[form](x, y), 0.3)
+    assert_close(clone(bnn.log_sigma), expected, 1e-14)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 128])
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+def test_batches_are_only_a_matter_of_memory(curvature, batch_size):
+    bnn, x, y = CASES[0].make()
+    expected = varlap.laplace(bnn, (x, y), 50.0, curvature=curvature)
+    assert_close(varlap.laplace(bnn, (x, y), 50.0, curvature=curvature, batch_size=batch_size), expected, 1e-14)
+
+
+def test_num_data_stands_for_a_training_set_of_which_the_data_are_a_part():
+    bnn, x, y = CASES[0].make()
+    f = varlap.laplace(bnn, (x, y), 0.3)
+    assert_close(clone(bnn.log_sigma), log_sigma_for(bnn, f, len(y), 0.3), 1e-14)
+    again = varlap.laplace(bnn, (x, y), 0.3, num_data=50_000)
+    assert_close(again, f)  # per datum
+    assert_close(clone(bnn.log_sigma), log_sigma_for(bnn, f, 50_000, 0.3), 1e-14)
+
+
+def test_inputs_may_be_dicts_and_tuples():
+    (bnn, x, y), (twin, pair, _) = named_case("dicts").make(), named_case("tuples").make()
+    assert_close(varlap.laplace(bnn, (x, y)), varlap.laplace(twin, (pair, y)))
+
+
+# -- networks that vmap refuses ----------------------------------------------------------------------------------
+
+
+class Looking(nn.Module):
+    """Looks at its data to decide what to do, and does the same either way."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.first, self.last, self.looks = nn.Linear(4, 5), nn.Linear(5, 3), looks
+
+    def forward(self, x):
+        if self.looks and x.sum() > 0:
+            return self.last(torch.tanh(self.first(x)))
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_a_network_with_control_flow_gets_the_same_variances_by_a_loop(caplog):
+    caplog.set_level(logging.INFO, logger="varlap.curvature.diagonal")
+    found = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        bnn, (_, x, y) = varlap.BNN(Looking(looks).double()), CASES[0].make()
+        assert bool((x.sum(1) > 0).any() and (x.sum(1) < 0).any())
+        varlap.laplace(bnn, (x, y))
+        found.append(clone(bnn.log_sigma))
+        assert any("in a loop, since torch.vmap refused" in message for message in caplog.messages) == looks
+    assert_close(*found, 1e-14)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks_get_the_variances_of_their_items(kind):
+    torch.manual_seed(0)
+    bnn = varlap.BNN(Recurrent(kind).double())
+    x = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 0])
+    assert_close(varlap.laplace(bnn, (x, y)), enumerated_fisher(bnn, x, y), 1e-12)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------
+
+
+def test_hessian_that_is_no_maximum_is_refused_and_nothing_moves():
+    bnn, x, y = CASES[0].make()
+    before = clone(bnn.log_sigma)
+    hessian = varlap.hessian_diagonal(bnn, (x, y))
+    counts = varlap.unbounded_variances(bnn, hessian, len(y), 1e-3)
+    assert 0 < counts.count < bnn.num_weights()
+    most = max(counts.by_parameter, key=counts.by_parameter.get)
+    message = (
+        rf"laplace\(curvature='hessian'\): {counts.count} of {bnn.num_weights()} weights have no variance, since the "
+        rf"log-joint curves upwards there \(most in '{most}'\); train to a maximum first, or use curvature='fisher'"
+    )
+    with pytest.raises(ConfigError, match=message):
+        varlap.laplace(bnn, (x, y), 1e-3, curvature="hessian")
+    assert_close(clone(bnn.log_sigma), before)
+    varlap.laplace(bnn, (x, y), 1e-3)  # the way out that it names
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
+def test_beta_must_be_positive(beta):
+    bnn, x, y = CASES[0].make()
+    with pytest.raises(ConfigError, match=r"laplace\(beta=.*\) must be positive; 1 is Bayes"):
+        varlap.laplace(bnn, (x, y), beta)
+
+
+def test_an_unknown_curvature_is_refused_with_the_known_ones():
+    bnn, x, y = CASES[0].make()
+    message = r"laplace\(curvature='ggn'\): choose 'fisher', 'sampled-fisher' or 'hessian'"
+    with pytest.raises(ConfigError, match=message):
+        varlap.laplace(bnn, (x, y), curvature="ggn")
+
+
+class Own:
+    """A user's likelihood without a `score`: classes, as the built-in one."""
+
+    def __init__(self):
+        self.inner = varlap.Categorical()
+        self.log_prob, self.sample, self.predict = self.inner.log_prob, self.inner.sample, self.inner.predict
+
+
+def test_a_likelihood_without_score_is_told_about_sampled_labels():
+    bnn, x, y = CASES[0].make()
+    own = varlap.BNN(bnn.network, Own())
+    with pytest.raises(ConfigError, match=r"Own has no `score`.*labels='sampled'"):
+        varlap.laplace(own, (x, y))
+    sampled = varlap.laplace(own, (x, y), curvature="sampled-fisher", seed=1)
+    assert sampled.keys() == bnn.means().keys()
+    exact = enumerated_fisher(bnn, x, y)
+    draws = [varlap.laplace(own, (x, y), curvature="sampled-fisher", seed=seed)["2.bias"] for seed in range(300)]
+    z = (torch.stack(draws).mean(0) - exact["2.bias"]) / (torch.stack(draws).std(0) / math.sqrt(len(draws)))
+    assert z.abs().max() < 4.5  # 300 seeds, three weights: a false-alarm rate of 2e-5

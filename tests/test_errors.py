@@ -1,0 +1,610 @@
+"""Claims about mistakes: each gets an error that says what, where and how to fix it, and changes nothing."""
+
+import contextlib
+import inspect
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import varlap
+from varlap import errors
+from varlap.errors import BatchError, ConfigError, NetworkError, NonFiniteError, VarlapError
+
+OBJECTIVES = [varlap.MAP, varlap.VI, varlap.VL, varlap.VLHessian]
+by_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.__name__)
+
+
+def network():
+    """Batch norm moves its statistics in every forward pass, so a step that failed half-way would show."""
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def batch(num_items=6):
+    x = torch.randn(num_items, 4, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(num_items) % 3
+
+
+def everything(bnn, objective=None):
+    """All that a step could change, bit by bit."""
+    found = {f"state {name}": tensor for name, tensor in bnn.state_dict().items()}
+    found |= {f"gradient {name}": p.grad for name, p in bnn.named_parameters()}
+    found |= {f"requires_grad {name}": p.requires_grad for name, p in bnn.named_parameters()}
+    found |= {f"mode {name}": module.training for name, module in bnn.named_modules()}
+    found |= flattened("objective", {} if objective is None else objective.state_dict())
+    found |= {"random state": torch.get_rng_state()}
+    return {
+        name: (value.dtype, value.numpy(force=True).tobytes()) if isinstance(value, torch.Tensor) else value
+        for name, value in found.items()
+    }
+
+
+def flattened(name, state):
+    if not isinstance(state, dict):
+        return {name: state}
+    return {key: value for part in state for key, value in flattened(f"{name} {part}", state[part]).items()}
+
+
+def assert_unchanged(before, bnn, objective=None):
+    after = everything(bnn, objective)
+    assert [name for name in before | after if before.get(name) != after.get(name)] == []
+
+
+@contextlib.contextmanager
+def refused(error, match, bnn, objective=None):
+    """The body raises that error, which is one of ours, and nothing has changed."""
+    before = everything(bnn, objective)
+    with pytest.raises(error, match=match) as caught:
+        yield
+    assert isinstance(caught.value, VarlapError)
+    assert_unchanged(before, bnn, objective)
+
+
+# -- settings of an objective ---------------------------------------------------------------------------------------
+
+
+@by_objective
+def test_missing_num_data_is_refused_with_an_example(objective):
+    name = objective.__name__
+    message = (
+        rf"{name} needs num_data, the number of items in the whole training set.*{name}\(num_data=len\(train_set\)\)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        objective()
+
+
+@by_objective
+@pytest.mark.parametrize("num_data", [0, -3, 2.5, True, math.nan, math.inf, "many", [3]], ids=str)
+def test_num_data_that_is_no_count_is_refused(objective, num_data):
+    with pytest.raises(
+        ConfigError, match=rf"{objective.__name__}\(num_data=.*must be a whole number of items, at least 1"
+    ):
+        objective(num_data=num_data)
+
+
+@by_objective
+def test_num_data_smaller_than_a_batch_is_refused(objective):
+    bnn, tries = varlap.BNN(network()), objective(num_data=5)
+    message = (
+        r"the batch has 6 items but num_data=5; num_data is the size of the whole.*VL\(num_data=len\(train_set\)\)"
+    )
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, *batch())
+
+
+@by_objective
+@pytest.mark.parametrize("beta", [-0.1, math.nan, math.inf, -math.inf])
+def test_beta_that_is_no_temperature_is_refused(objective, beta):
+    with pytest.raises(
+        ConfigError, match=rf"{objective.__name__}\(beta={beta}\) must be finite and not negative; 1 is Bayes"
+    ):
+        objective(num_data=10, beta=beta)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: varlap.VL(10, beta_warmup_steps=-1), r"VL\(beta_warmup_steps=-1\) must not be negative"),
+        (lambda: varlap.VL(10, variances="closed"), r"VL\(variances='closed'\): choose 'learnt' or 'closed-form'"),
+        (lambda: varlap.VL(10, variances="closed-form"), r"needs beta_warmup_steps, about 30 % of all.*pass 0 if that"),
+        (lambda: varlap.VL(10, 0.0, variances="closed-form", beta_warmup_steps=0), "closed form needs a positive beta"),
+        (
+            lambda: varlap.VL(10, variances="closed-form", beta_warmup_steps=0, fisher_decay=1.0),
+            r"decay.*must be in \[0, 1\)",
+        ),
+        (lambda: varlap.VI(10, num_samples=0), r"VI\(num_samples=0\) must be at least 1"),
+        (lambda: varlap.VI(10, num_samples=3, antithetic=True), r"uses samples in pairs: num_samples=3 must be even"),
+        (lambda: varlap.VI(10, antithetic=True), r"num_samples=1 must be even"),
+        (lambda: varlap.VLDeterminant(10, beta=0.0), r"VLDeterminant\(beta=0\): the log-determinant needs a positive"),
+        (lambda: varlap.Fisher(every=0), r"Fisher\(every=0\) must be a whole number of steps, at least 1"),
+        (lambda: varlap.Fisher(every=1.5), r"Fisher\(every=1\.5\) must be a whole number"),
+        (lambda: varlap.Fisher(fraction=0.0), r"Fisher\(fraction=0\.0\) must be in \(0, 1\]: the part of the batch"),
+        (lambda: varlap.Fisher(fraction=1.1), r"Fisher\(fraction=1\.1\) must be in \(0, 1\]"),
+        (lambda: varlap.Fisher(fraction=math.nan), r"Fisher\(fraction=nan\) must be in \(0, 1\]"),
+        (lambda: varlap.Fisher(groups=0), r"Fisher\(groups=0\) must be a whole number, at least 1"),
+        (lambda: varlap.Fisher(groups=1.5), r"Fisher\(groups=1\.5\) must be a whole number"),
+        (lambda: varlap.Fisher(gradient="full"), r"Fisher\(gradient='full'\): choose 'held' \(the paper's\) or"),
+        (lambda: varlap.EmpiricalFisher(every=-1), r"EmpiricalFisher\(every=-1\) must be"),
+        (lambda: varlap.EmpiricalFisher(fraction=2), r"EmpiricalFisher\(fraction=2\) must be"),
+        (lambda: varlap.EmpiricalFisher(groups=-2), r"EmpiricalFisher\(groups=-2\) must be"),
+        (lambda: varlap.Hessian(num_probes=0), r"Hessian\(every=1, num_probes=0\): both must be at least 1"),
+        (lambda: varlap.Hessian(every=0), r"Hessian\(every=0, num_probes=1\): both must be at least 1"),
+        (lambda: varlap.Gaussian(noise=0.0), r"Gaussian\(noise=0\.0\) must be positive; it is a standard deviation"),
+    ],
+)  # fmt: skip
+def test_setting_out_of_range_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+# -- what cannot be wrapped -----------------------------------------------------------------------------------------
+
+
+class Stub(nn.Module):
+    """Compiling needs no compiler here: only the wrapper matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.compile(nn.Linear(2, 2), backend="eager")
+        self.head = nn.Linear(2, 2)
+
+
+def compiled_in_place():
+    compiled = nn.Linear(2, 2)
+    compiled.compile(backend="eager")
+    return compiled
+
+
+class ComplexWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.real = nn.Linear(2, 2)
+        self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+
+
+class Frozen(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (lambda: torch.compile(nn.Linear(2, 2), backend="eager"), {}, NetworkError, "it was compiled by torch.compile"),
+        (Stub, {}, NetworkError, "its part 'body' was compiled by torch.compile and has no second derivative; pass"),
+        (compiled_in_place, {}, NetworkError, "it was compiled by torch.compile and has no second derivative"),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(3)),
+            {},
+            NetworkError,
+            r"parameter '0\.weight' has no shape yet \(a lazy module\); call the network once on a batch, then wrap it",
+        ),
+        (
+            ComplexWeight,
+            {},
+            NetworkError,
+            r"parameter 'phase' has dtype torch\.complex64.*leave it out with select=lambda name.*name != 'phase'",
+        ),
+        (Frozen, {}, ConfigError, r"no Bayesian parameter is left: no parameter of the network requires a"),
+        (nn.Identity, {}, ConfigError, "no Bayesian parameter is left"),
+        (lambda: nn.Linear(2, 2), {"select": "head.*"}, ConfigError, r"'head\.\*' matches no parameter"),
+        (lambda: nn.Linear(2, 2), {"prior": varlap.FanInPrior}, ConfigError, "does not follow varlap.Prior"),
+        (lambda: nn.Linear(2, 2), {"variances": "none"}, ConfigError, "variances='none': choose"),
+        (
+            lambda: nn.Linear(2, 2),
+            {"likelihood": "catgorical"},
+            ConfigError,
+            "unknown likelihood 'catgorical': did you mean 'categorical'.*built in are categorical, bernoulli",
+        ),
+        (lambda: nn.Linear(2, 2), {"likelihood": "zip"}, ConfigError, "unknown likelihood 'zip': built in are"),
+        (
+            lambda: nn.Linear(2, 2),
+            {"likelihood": nn.CrossEntropyLoss()},
+            ConfigError,
+            r"CrossEntropyLoss\(\) lacks log_prob, sample, predict; it must follow varlap.Likelihood",
+        ),
+        (
+            lambda: nn.Linear(2, 2),
+            {"likelihood": varlap.Categorical},
+            ConfigError,
+            "is a class; pass an object of it",
+        ),
+    ],
+)  # fmt: skip
+def test_network_or_option_that_cannot_be_is_refused_and_the_network_stays_as_it_was(make, options, error, message):
+    module = make()
+    names = [name for name, _ in module.named_modules()]
+    before = {name: (p.requires_grad, id(p)) for name, p in module.named_parameters()}
+    with pytest.raises(error, match=message) as caught:
+        varlap.BNN(module, **options)
+    assert isinstance(caught.value, VarlapError)
+    assert {name: (p.requires_grad, id(p)) for name, p in module.named_parameters()} == before
+    assert [name for name, _ in module.named_modules()] == names
+    assert module.training
+
+
+@pytest.mark.parametrize(
+    "what", [torch.tanh, nn.Linear, None, torch.zeros(2)], ids=["function", "class", "None", "tensor"]
+)
+def test_what_is_no_module_is_refused(what):
+    with pytest.raises(NetworkError, match=r"BNN needs an nn\.Module, got .*; wrap a function in a module"):
+        varlap.BNN(what)
+
+
+def test_complex_parameter_can_be_left_out_as_its_message_says():
+    bnn = varlap.BNN(ComplexWeight(), select=lambda name, parameter: name != "phase")
+    assert list(bnn.log_sigma) == ["real.weight", "real.bias"]
+
+
+def test_lazy_network_can_be_wrapped_after_a_call_as_its_message_says():
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    lazy(torch.zeros(1, 4))
+    assert varlap.BNN(lazy).num_weights() == 15
+
+
+# -- batches that do not fit ----------------------------------------------------------------------------------------
+
+
+LIKELIHOOD_MISTAKES = [
+    ("categorical", torch.tensor([0, 1, 3, 0, 1, 2]), r"label 3 is out of range: the network has 3 outputs.*0 to 2"),
+    ("categorical", torch.tensor([0, 1, -1, 0, 1, 2]), r"label -1 is out of range.*\(ignored: -100\); fix the labels"),
+    ("categorical", torch.zeros(6, 3).long(), r"targets of shape \(6,\) for outputs of shape \(6, 3\), got \(6, 3\)"),
+    ("categorical", torch.zeros(6), r"needs integer labels, got torch\.float32; use targets\.long\(\)"),
+    ("bernoulli", torch.zeros(6), r"bernoulli .* targets of the outputs' shape \(6, 3\), got \(6,\); reshape them"),
+    ("bernoulli", torch.full((6, 3), 0.5), r"target 0\.5 is no yes or no.*needs 0 and 1; for class numbers use"),
+    ("gaussian", torch.zeros(6, 1), r"gaussian .* targets of the outputs' shape \(6, 3\), got \(6, 1\).*reshape"),
+    ("poisson", torch.full((6, 3), -1.0), r"target -1\.0 is no count: the poisson likelihood needs 0, 1, 2"),
+    ("poisson", torch.full((6, 3), 1.5), r"target 1\.5 is no count.*for real numbers use likelihood='gaussian'"),
+    ("heteroscedastic", torch.zeros(6, 1), r"outputs of shape \[S, 2D, ...\].*got \(6, 3\); give the last layer twice"),
+]  # fmt: skip
+
+
+@by_objective
+@pytest.mark.parametrize("mistake", LIKELIHOOD_MISTAKES, ids=lambda mistake: mistake[2][:30])
+def test_targets_that_do_not_fit_the_outputs_are_refused(objective, mistake):
+    likelihood, y, message = mistake
+    bnn, tries = varlap.BNN(network(), likelihood), objective(num_data=10)
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, batch()[0], y)
+
+
+def test_targets_of_another_shape_than_half_the_outputs_are_refused():
+    bnn = varlap.BNN(nn.Linear(4, 4), "heteroscedastic")
+    with refused(BatchError, r"needs targets of shape \(6, 2\), half of the outputs' \(6, 4\), got \(6,\)", bnn):
+        varlap.VL(num_data=10)(bnn, batch()[0], torch.zeros(6))
+
+
+def test_outputs_without_a_class_dimension_are_refused():
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))
+    with refused(
+        BatchError, r"needs outputs of shape \[S, K\].*got \(6,\); for one logit.*likelihood='bernoulli'", bnn
+    ):
+        varlap.VL(num_data=10)(bnn, *batch())
+
+
+def test_structured_outputs_are_refused_with_the_option_that_reads_them():
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x), "features": x}
+
+    class Paired(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    for module, message in [
+        (
+            Named(4, 3),
+            r"returned a dict with keys \['features', 'logits'\]; say which.*BNN\(network, \.\.\., output='logits'\)",
+        ),
+        (Paired(4, 3), r"needs one tensor, but the network returned a tuple; say which.*output=0"),
+    ]:
+        bnn = varlap.BNN(module)
+        with refused(BatchError, message, bnn):
+            varlap.VL(num_data=10)(bnn, *batch())
+        with refused(BatchError, message, bnn):
+            bnn.predict(batch()[0])
+
+
+@by_objective
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(5, 4), torch.zeros(6).long(), r"x has shape \(5, 4\) but y has 6 items; their first"),
+        (torch.zeros(()), torch.zeros(6).long(), r"x has shape \(\) but y has 6 items"),
+        (torch.zeros(6, 4), torch.tensor(1), r"y need a first dimension of at least one item.*got y \(\)"),
+        (torch.zeros(0, 4), torch.zeros(0).long(), r"y need a first dimension of at least one item.*got y \(0,\)"),
+        (torch.zeros(6, 4), [0, 1, 2, 0, 1, 2], r"y need a first dimension of at least one item.*got list"),
+        (torch.zeros(6, 4), {"a": torch.zeros(6), "b": torch.zeros(5)}, r"got y\['a'\] \(6,\), y\['b'\] \(5,\)"),
+    ],
+)  # fmt: skip
+def test_batch_whose_parts_do_not_belong_together_is_refused(objective, x, y, message):
+    bnn, tries = varlap.BNN(network()), objective(num_data=10)
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, x, y)
+
+
+@by_objective
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(5), r"weights must have shape \(6,\), one per item, got \(5,\)"),
+        (torch.ones(6, 1), r"weights must have shape \(6,\), one per item, got \(6, 1\)"),
+        (torch.tensor([1.0, 1, 1, 1, 1, -1e-9]), r"weights must not be negative: their square root weighs"),
+        ([1.0] * 6, r"weights must be a tensor of shape \(6,\)"),
+    ],
+    ids=["too few", "a column", "negative", "a list"],
+)
+def test_weights_that_do_not_fit_are_refused(objective, weights, message):
+    bnn, tries = varlap.BNN(network()), objective(num_data=10)
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, *batch(), weights=weights)
+
+
+@by_objective
+@pytest.mark.parametrize("shape", ["scalar", "matrix"])
+def test_own_likelihood_whose_log_prob_has_a_wrong_shape_is_refused(objective, shape):
+    class Own(varlap.Gaussian):
+        def log_prob(self, outputs, targets):
+            values = super().log_prob(outputs, targets)
+            return values.sum() if shape == "scalar" else values[:, None].expand(-1, 3)
+
+    got = r"\(\)" if shape == "scalar" else r"\(6, 3\)"
+    bnn, tries = varlap.BNN(network(), Own()), objective(num_data=10)
+    with refused(
+        BatchError, rf"log_prob returned shape {got} for 6 items; it must return one value per item", bnn, tries
+    ):
+        tries(bnn, batch()[0], torch.zeros(6, 3))
+
+
+def test_likelihood_without_a_score_is_refused_where_one_is_needed():
+    class Own:
+        def log_prob(self, outputs, targets):
+            return -(outputs - targets).abs().sum(1)
+
+        def sample(self, outputs, generator, targets=None):
+            return outputs + torch.randn(outputs.shape, generator=generator)
+
+        def predict(self, outputs):
+            return varlap.Prediction(mean=outputs)
+
+    bnn = varlap.BNN(network(), Own())
+    x, y = batch()[0], torch.zeros(6, 3)
+    message = r"the likelihood Own has no `score`.*add score\(outputs, noise, targets=None\)"
+    for curvature in (varlap.Fisher(gradient="whole"), varlap.ExactFisher()):
+        tries = varlap.VL(num_data=10, curvature=curvature)
+        with refused(ConfigError, message, bnn, tries):
+            tries(bnn, x, y)
+
+
+def test_outputs_that_no_weight_enters_are_refused():
+    class Detached(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    bnn = varlap.BNN(Detached(4, 3))
+    with refused(NetworkError, r"outputs do not depend on any parameter.*detach its result\?", bnn):
+        varlap.VL(num_data=10)(bnn, *batch())
+
+
+def test_determinant_refuses_minibatches_and_large_networks():
+    bnn = varlap.BNN(network())
+    with refused(
+        BatchError, r"whole training set in one call.*num_data=10, but the batch has 6 items; use varlap\.VL", bnn
+    ):
+        varlap.VLDeterminant(num_data=10)(bnn, *batch())
+    bnn = varlap.BNN(nn.Linear(1000, 3))
+    with refused(ConfigError, r"full Hessian of 3003 weights; it is a reference for up to 2000; use varlap\.VL", bnn):
+        varlap.VLDeterminant(num_data=6)(bnn, torch.zeros(6, 1000), batch()[1])
+
+
+# -- NaN and Inf ----------------------------------------------------------------------------------------------------
+
+
+BAD = pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (math.inf, "Inf"), (-math.inf, "Inf")])
+
+
+@by_objective
+@BAD
+def test_bad_number_in_x_y_or_weights_names_step_and_tensor(objective, value, kind):
+    bnn, tries = varlap.BNN(network(), "gaussian"), objective(num_data=10)
+    x, y, weights = batch()[0], torch.zeros(6, 3), torch.ones(6)
+    tries(bnn, x, y, weights=weights)  # a good step, so that the next is step 1
+    for name, tensor in {"x": x, "y": y, "weights": weights}.items():
+        if (name, value) == ("weights", -math.inf):
+            continue  # negative, which is another mistake
+        kept = tensor.flatten()[-1].clone()
+        tensor.view(-1)[-1] = value
+        message = rf"^step 1: {name} holds {kind}; nothing was changed; clean the data or the transform that made it$"
+        with refused(NonFiniteError, message, bnn, tries):
+            tries(bnn, x, y, weights=weights)
+        with refused(NonFiniteError, rf"^step 41: {name} holds {kind}", bnn, tries):
+            tries(bnn, x, y, weights=weights, step=41)
+        tensor.view(-1)[-1] = kept
+    assert tries.num_calls == 1
+    tries(bnn, x, y, weights=weights)
+    assert tries.num_calls == 2
+
+
+class Structured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, left, right):
+        return self.left(left) + self.right(right)
+
+
+@BAD
+def test_bad_number_in_a_structured_input_is_named_by_the_expression_that_reaches_it(value, kind):
+    bnn, tries, y = varlap.BNN(Structured()), varlap.VL(num_data=10), batch()[1]
+    left, right = torch.zeros(6, 4), torch.zeros(6, 2)
+    left[3, 2] = value
+    with refused(NonFiniteError, rf"step 0: x\['left'\] holds {kind}", bnn, tries):
+        tries(bnn, {"right": right, "left": left}, y)
+    with refused(NonFiniteError, rf"step 0: x\[0\] holds {kind}", bnn, tries):
+        tries(bnn, (left, right), y)
+
+
+class Overflows(nn.Module):
+    """Finite inputs, and a number that is not finite after the batch norm has moved its statistics."""
+
+    def __init__(self, value, num_outputs=3):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, num_outputs)
+        self.value = value
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.body(x)))) * self.value
+
+
+TARGETS = {
+    "categorical": torch.arange(6) % 3,
+    "bernoulli": torch.ones(6, 3),
+    "gaussian": torch.ones(6, 3),
+    "heteroscedastic": torch.ones(6, 2),
+    "poisson": torch.ones(6, 3),
+}
+
+
+@by_objective
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("likelihood", TARGETS)
+def test_bad_number_made_inside_the_network_names_step_and_tensor_and_moves_no_statistics(objective, likelihood, value):
+    module = Overflows(1.0, num_outputs=4 if likelihood == "heteroscedastic" else 3)
+    bnn, tries = varlap.BNN(module, likelihood), objective(num_data=10)
+    x, y = batch()[0], TARGETS[likelihood]
+    tries(bnn, x, y)
+    assert bnn.network.norm.num_batches_tracked == 1
+    bnn.network.value = value
+    message = r"^step 1: the log-likelihood holds (NaN|Inf); nothing was changed; lower the learning rate, or look for"
+    with refused(NonFiniteError, message, bnn, tries):
+        tries(bnn, x, y)
+    bnn.network.value = 1.0
+    tries(bnn, x, y)
+    assert bnn.network.norm.num_batches_tracked == 2
+    assert tries.num_calls == 2
+
+
+@by_objective
+def test_bad_number_in_the_weights_themselves_is_refused(objective):
+    bnn, tries = varlap.BNN(network()), objective(num_data=10)
+    with torch.no_grad():
+        bnn.network[0].weight[0, 0] = math.nan
+    with refused(NonFiniteError, r"^step 0: the log-likelihood holds NaN", bnn, tries):
+        tries(bnn, *batch())
+
+
+def test_bad_number_in_a_gradient_alone_is_refused_and_named():
+    """√ has an infinite slope at 0, so the value is finite and the gradient is not."""
+
+    class Root(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).square().sqrt()
+
+    bnn, tries = varlap.BNN(Root(4, 3)), varlap.MAP(num_data=10)
+    with torch.no_grad():
+        bnn.network.weight.zero_(), bnn.network.bias.zero_()
+    with refused(
+        NonFiniteError, r"^step 0: the gradient of network\.weight holds NaN; nothing was changed", bnn, tries
+    ):
+        tries(bnn, *batch())
+
+
+def test_overflow_of_the_curvature_alone_is_refused_and_named():
+    bnn, tries = varlap.BNN(network()), varlap.VL(num_data=10)
+    with torch.no_grad():
+        bnn.log_sigma["0.weight"].fill_(100.0)
+    with refused(NonFiniteError, r"^step 0: the curvature holds Inf", bnn, tries):
+        tries(bnn, *batch())
+
+
+@pytest.mark.parametrize("objective", [varlap.VI, varlap.VL, varlap.VLHessian])
+def test_failed_step_leaves_a_learnt_prior_as_it_was(objective):
+    bnn, tries = varlap.BNN(Overflows(1.0), prior=varlap.EmpiricalBayesPrior()), objective(num_data=10)
+    bnn.network.value = math.nan
+    with refused(NonFiniteError, "step 0", bnn, tries):
+        tries(bnn, *batch())
+
+
+def test_failed_step_leaves_the_running_fisher_as_it_was():
+    bnn = varlap.BNN(Overflows(1.0))
+    tries = varlap.VL(num_data=10, variances="closed-form", beta_warmup_steps=0)
+    tries(bnn, *batch())
+    assert len(everything(bnn, tries)) > len(everything(bnn, varlap.MAP(num_data=10)))  # a Fisher to compare
+    bnn.network.value = math.nan
+    with refused(NonFiniteError, "step 1", bnn, tries):
+        tries(bnn, *batch())
+
+
+@by_objective
+def test_statistics_of_a_part_in_training_mode_are_kept_though_the_whole_is_in_evaluation_mode(objective):
+    bnn, tries = varlap.BNN(Overflows(1.0)), objective(num_data=10)
+    bnn.eval()
+    bnn.network.norm.train()
+    bnn.network.value = math.nan
+    with refused(NonFiniteError, "step 0", bnn, tries):
+        tries(bnn, *batch())
+
+
+@by_objective
+def test_buffer_that_a_forward_pass_replaces_is_put_back_after_a_failed_step(objective):
+    class Counting(Overflows):
+        def __init__(self):
+            super().__init__(math.nan)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return super().forward(x)
+
+    bnn, tries = varlap.BNN(Counting()), objective(num_data=10)
+    with refused(NonFiniteError, "step 0", bnn, tries):
+        tries(bnn, *batch())
+
+
+@by_objective
+def test_error_of_the_users_network_passes_through_and_changes_nothing(objective):
+    class Broken(Overflows):
+        def forward(self, x):
+            super().forward(x)
+            raise LookupError("mine")
+
+    bnn, tries = varlap.BNN(Broken(1.0)), objective(num_data=10)
+    before = everything(bnn, tries)
+    with pytest.raises(LookupError, match="mine"):
+        tries(bnn, *batch())
+    assert_unchanged(before, bnn, tries)
+
+
+# -- the tree -------------------------------------------------------------------------------------------------------
+
+
+def test_all_exceptions_derive_from_one_and_from_what_python_would_raise():
+    classes = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, BaseException) and name != "VarlapError"
+    }
+    assert {"ConfigError", "NetworkError", "BatchError", "NonFiniteError", "DataError"} <= set(classes)
+    for name, kind in classes.items():
+        if issubclass(kind, Warning):
+            assert issubclass(kind, errors.VarlapWarning), name
+        else:
+            assert issubclass(kind, VarlapError), name
+            assert len(kind.__bases__) == 2, name
+        assert kind.__doc__, name
+
+
+def test_import_and_first_step_raise_no_warning_of_any_kind():
+    program = (
+        "import torch, varlap; bnn = varlap.BNN(torch.nn.Linear(2, 3));"
+        "varlap.VL(num_data=9)(bnn, torch.ones(4, 2), torch.tensor([0, 1, 2, 0])).loss.backward();"
+        "varlap.adam(bnn).step(); bnn.predict(torch.ones(4, 2))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

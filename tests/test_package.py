@@ -1,0 +1,140 @@
+"""Claims about the package: cheap to import, every public name documented with an example, commands that answer."""
+
+import importlib.metadata
+import importlib.resources
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import varlap
+from varlap.cli import app
+
+MOST_IMPORT_MS = 50
+SLOW_TO_IMPORT = ["torchmetrics", "sklearn", "scipy", "matplotlib", "lightning", "typer", "rich", "pandas"]
+
+MEASURE = """
+import sys, time
+import torch
+loaded = set(sys.modules)
+start = time.perf_counter()
+import varlap
+print((time.perf_counter() - start) * 1e3, *sorted({name.split(".")[0] for name in set(sys.modules) - loaded}))
+"""
+
+
+def run(*arguments):
+    # Compiling sources in every process would be measured as well.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def command(*arguments):
+    """Run the installed command line, from where it was installed."""
+    beside = Path(sys.executable).with_name("varlap")
+    return run(str(beside) if beside.exists() else shutil.which("varlap") or "varlap", *arguments)
+
+
+def test_import_costs_little_over_torch_and_loads_nothing_slow():
+    """Best of 5, since a busy machine only ever adds time."""
+    best = float("inf")
+    for _ in range(5):
+        done = run(sys.executable, "-c", MEASURE)
+        assert done.returncode == 0, done.stderr
+        milliseconds, *loaded = done.stdout.split()
+        assert "varlap" in loaded
+        assert not set(loaded) & set(SLOW_TO_IMPORT)
+        best = min(best, float(milliseconds))
+        if best <= MOST_IMPORT_MS:
+            break
+    assert best <= MOST_IMPORT_MS
+
+
+@pytest.mark.parametrize("name", varlap.__all__)
+def test_public_name_exists_and_is_documented_with_an_example(name):
+    thing = getattr(varlap, name)
+    documentation = inspect.getdoc(thing)
+    assert documentation
+    assert thing.__doc__, "the docstring is its own, not inherited"
+    if isinstance(thing, types.ModuleType) or getattr(thing, "_is_protocol", False):
+        return
+    assert ">>>" in documentation
+    assert thing.__module__.startswith("varlap.")
+
+
+def test_list_of_public_names_is_complete_and_without_repeats():
+    assert len(set(varlap.__all__)) == len(varlap.__all__)
+    assert sorted(varlap.__all__) == sorted(
+        name
+        for name, thing in vars(varlap).items()
+        if not name.startswith("_") and (name in ("data", "models") or not isinstance(thing, types.ModuleType))
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in varlap.__all__ if inspect.isclass(getattr(varlap, n))])
+def test_public_methods_are_documented(name):
+    for attribute, member in vars(getattr(varlap, name)).items():
+        if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            assert member.__doc__, attribute
+
+
+def test_names_that_the_design_fixes_are_there():
+    fixed = "BNN MAP VI VL VLHessian Fisher Likelihood Prior adam evaluate laplace smooth"
+    assert set(fixed.split()) <= set(varlap.__all__)
+
+
+def test_package_is_marked_as_typed():
+    assert importlib.resources.files("varlap").joinpath("py.typed").is_file()
+
+
+def test_version_is_one_and_well_formed():
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(dev|a|b|rc)\d+)?", varlap.__version__)
+    assert importlib.metadata.version("varlap") == varlap.__version__
+
+
+def test_required_dependencies_are_those_of_the_design():
+    required = [r for r in importlib.metadata.requires("varlap") if "extra ==" not in r]
+    names = {re.match(r"[\w-]+", requirement).group() for requirement in required}
+    assert names == {"torch", "numpy", "safetensors", "torchmetrics", "typer", "rich"}
+
+
+def test_help_lists_the_commands_and_explains_each_with_an_example():
+    done = command("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "demo" in done.stdout
+    done = command("demo", "--help")
+    assert done.returncode == 0
+    for word in ("Example: varlap demo", "--epochs", "--beta", "--seed", "--json"):
+        assert word in done.stdout
+
+
+def test_demo_prints_one_json_object_and_nothing_else_on_stdout():
+    pytest.importorskip("sklearn")
+    done = command("demo", "--epochs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    answer = json.loads(line)
+    assert answer["data"] == "digits"
+    assert answer["epochs"] == 1
+    assert set(answer["scores"]) == {"MAP", "VL"}
+    for scores in answer["scores"].values():
+        assert set(scores) == {"accuracy", "nll", "ece"}
+        assert 0 <= scores["accuracy"] <= 1
+        assert 0 < scores["nll"] < 3
+    assert "digits" in done.stderr  # progress goes there
+
+
+def test_unknown_option_is_a_users_mistake():
+    answer = CliRunner().invoke(app, ["demo", "--epoch", "1"])
+    assert answer.exit_code == 2
+    assert answer.stdout == ""
+    assert "--epoch" in answer.stderr
