@@ -33,7 +33,7 @@ from varlap.objectives import (
 )
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior
 from varlap.posthoc import VarianceGap, laplace, variance_gap
-from varlap.training import adam
+from varlap.training import FitSettings, History, TrainingStep, adam, fit
 
 __version__ = "0.1.0.dev0"
 
@@ -50,15 +50,18 @@ __all__ = [
     "ExactFisher",
     "FanInPrior",
     "Fisher",
+    "FitSettings",
     "Gaussian",
     "Hessian",
     "Heteroscedastic",
+    "History",
     "Likelihood",
     "OneScalePrior",
     "Poisson",
     "Prediction",
     "Prior",
     "Terms",
+    "TrainingStep",
     "UnboundedVariances",
     "VLDeterminant",
     "VLHessian",
@@ -68,6 +71,7 @@ __all__ = [
     "evaluate",
     "find_kinks",
     "fisher_diagonal",
+    "fit",
     "hessian_diagonal",
     "laplace",
     "models",

@@ -118,13 +118,12 @@ def test_the_sampled_path_without_a_score_draws_labels():
 
 
 @pytest.mark.parametrize("function", ["exact", "hessian"])
-@pytest.mark.parametrize("case", HESSIAN_CASES, ids=lambda case: case.name)
-def test_the_batch_size_does_not_matter(case, function):
-    bnn, x, y = case.make()
-    whole = FUNCTIONS[function](bnn, (x, y))
+@pytest.mark.parametrize("name", ["mlp-categorical", "mlp-poisson", "segmentation", "batch-norm", "dicts"])
+def test_the_batch_size_does_not_matter(name, function):
+    bnn, x, y = next(c for c in CASES if c.name == name).make()
     compute = varlap.fisher_diagonal if function == "exact" else varlap.hessian_diagonal
-    for batch_size in (1, 2):
-        torch.testing.assert_close(compute(bnn, (x, y), batch_size=batch_size), whole, rtol=1e-10, atol=1e-13)
+    whole, by_two = (compute(bnn, (x, y), batch_size=batch_size) for batch_size in (5, 2))
+    torch.testing.assert_close(by_two, whole, rtol=1e-10, atol=1e-13)
 
 
 def test_per_item_gradients_in_several_chunks_or_in_a_loop_are_the_same(monkeypatch, caplog):

@@ -25,7 +25,9 @@ class Poisson(nn.Module):
     def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Draw every count."""
         outputs = require_tensor(outputs, "poisson").detach()
-        rate = outputs.exp().to(torch.promote_types(outputs.dtype, torch.float32)).clamp(max=LARGEST_RATE)
+        # torch refuses NaN here; the check of the finished step says where it came from.
+        rate = outputs.exp().to(torch.promote_types(outputs.dtype, torch.float32)).nan_to_num(nan=0.0)
+        rate = rate.clamp(max=LARGEST_RATE)
         return torch.poisson(rate.to(generator.device), generator).to(outputs)
 
     def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002

@@ -8,6 +8,7 @@ from torch import Tensor
 from varlap.curvature import Curvature
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.curvature.protocol import Estimate
+from varlap.errors import NetworkError
 from varlap.objectives.map import mean_data_term
 from varlap.objectives.objective import Context, DataTerm, Gradients, gradients_of
 from varlap.objectives.running import RunningMean
@@ -32,7 +33,7 @@ def curvature_data_term(context: Context, curvature: Curvature, *, learn_varianc
     if not wanted:
         return DataTerm(log_likelihood, penalty, {}, {}, diagonal)
     outputs, cotangents = _pull_back(bnn, estimate, weight)
-    gradients = gradients_of([log_likelihood, *outputs], [-torch.ones_like(log_likelihood), *cotangents], context)
+    gradients = _pulled([log_likelihood, *outputs], [-torch.ones_like(log_likelihood), *cotangents], context)
     return DataTerm(log_likelihood, penalty, gradients, in_log_sigma if learn_variances else {}, diagonal)
 
 
@@ -57,10 +58,10 @@ def remembered_data_term(
         new = estimate.diagonal()
         if not context.with_gradients:
             return DataTerm(log_likelihood, _penalty(bnn, new, 1)[0], {}, {}, new)
-        own = gradients_of([log_likelihood], [-torch.ones_like(log_likelihood)], context, retain_graph=True)
+        own = _pulled([log_likelihood], [-torch.ones_like(log_likelihood)], context, retain_graph=True)
         data = DataTerm(log_likelihood, torch.zeros_like(log_likelihood), own, {})
         outputs, cotangents = _pull_back(bnn, estimate, 1)
-        pulled = gradients_of(outputs, cotangents, context)
+        pulled = _pulled(outputs, cotangents, context)
         diagonal, updates = fisher.including(new)
         # An input belongs to its own batch, so its gradient is not remembered.
         in_means, more = gradient.including({name: g for name, g in pulled.items() if not name.startswith("x")})
@@ -75,6 +76,20 @@ def remembered_data_term(
 def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]:
     with twice_differentiable(context.bnn.network):
         return curvature.estimate(context.bnn, context.batch, context.streams, create_graph=context.with_gradients)
+
+
+def _pulled(
+    outputs: list[Tensor], cotangents: list[Tensor], context: Context, *, retain_graph: bool = False
+) -> Gradients:
+    """Pull back under the kernels of the forward pass, which a checkpoint repeats here."""
+    with twice_differentiable(context.bnn.network):
+        try:
+            return gradients_of(outputs, cotangents, context, retain_graph=retain_graph)
+        except NotImplementedError as error:
+            raise NetworkError(
+                f"torch has no second derivative for a part of the network: {error} Use another layer there (for "
+                "nn.EmbeddingBag: nn.Embedding and a mean), or an objective without curvature: varlap.VI or varlap.MAP"
+            ) from error
 
 
 def _penalty(bnn: BNN, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradients]:

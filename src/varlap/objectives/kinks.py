@@ -3,12 +3,11 @@
 import warnings
 import weakref
 
-import torch
-
 from varlap.errors import VarlapWarning
 from varlap.models import find_kinks
 from varlap.objectives.objective import Context, Objective, prepared
 from varlap.posterior.bnn import BNN
+from varlap.posterior.buffers import KeptBuffers
 
 _inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
@@ -18,13 +17,11 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
     bnn = context.bnn
     if bnn in _inspected:
         return
-    _inspected.add(bnn)
     with prepared(context):
-        buffers = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
+        buffers = KeptBuffers(bnn.network)
         kinks = find_kinks(bnn.network, lambda: bnn.outputs(context.batch.x))
-        with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+        buffers.put_back()
+    _inspected.add(bnn)  # only now: a batch that does not fit must not swallow the warning
     if kinks:
         places = ", ".join(f"{kink.kind} at {kink.where}" for kink in kinks[:8])
         more = f" and {len(kinks) - 8} more" if len(kinks) > 8 else ""

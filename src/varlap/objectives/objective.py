@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, final
 
 import torch
@@ -16,6 +17,7 @@ from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
 from varlap.posterior.bnn import BNN
+from varlap.posterior.buffers import KeptBuffers
 from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean, quadratic_part
 from varlap.streams import Streams, current_rank
 
@@ -83,7 +85,7 @@ class Objective(ABC):
                 f"{name} needs num_data, the number of items in the whole training set: it scales the KL and cannot be "
                 f"read off a batch; for example {name}(num_data=len(train_set))"
             )
-        if isinstance(num_data, bool) or num_data != int(num_data) or num_data < 1:
+        if isinstance(num_data, bool) or not isinstance(num_data, Real) or num_data < 1 or num_data % 1 != 0:
             raise ConfigError(f"{name}(num_data={num_data}) must be a whole number of items, at least 1")
         if not (beta >= 0 and math.isfinite(beta)):
             raise ConfigError(f"{name}(beta={beta}) must be finite and not negative; 1 is Bayes, less is tempered")
@@ -179,6 +181,11 @@ class Objective(ABC):
         """Return what else is to be remembered of a call."""
         return []
 
+    def update_variances(  # noqa: B027
+        self, bnn: BNN, *, step: int | None = None, beta: float | Tensor | None = None
+    ) -> None:
+        """Set variances that have a closed form, after the optimizer's step; does nothing where there are none."""
+
     def running_means(self) -> dict[str, RunningMean]:
         """Return what the objective remembers from step to step."""
         return {}
@@ -211,16 +218,15 @@ def prepared(context: Context) -> Iterator[None]:
     """Surround an evaluation: gradients on, dropout seeded, and the network's buffers put back if anything fails."""
     bnn = context.bnn
     frozen = [mean for mean in bnn.means().values() if not mean.requires_grad]
-    buffers = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()] if bnn.network.training else []
+    moving = [bnn.network] if any(module.training for module in bnn.network.modules()) else []
+    buffers = KeptBuffers(*moving, *([bnn.prior_scale] if bnn.prior.learnt else []))
     with torch.enable_grad(), context.streams.around_network(bnn.device):
         try:
             for mean in frozen:  # its variance still needs the curvature
                 mean.requires_grad_(True)
             yield
         except BaseException:
-            with torch.no_grad():
-                for buffer, kept in buffers:
-                    buffer.copy_(kept)
+            buffers.put_back()
             raise
         finally:
             for mean in frozen:

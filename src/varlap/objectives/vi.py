@@ -10,6 +10,7 @@ from varlap.curvature.protocol import forward
 from varlap.errors import ConfigError
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
 from varlap.posterior.bnn import BNN
+from varlap.posterior.buffers import KeptBuffers
 
 
 class VI(Objective):
@@ -94,8 +95,6 @@ def _average(samples: list[Gradients]) -> Gradients:
 
 @contextlib.contextmanager
 def _buffers_kept(bnn: BNN) -> Iterator[None]:
-    kept = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
+    kept = KeptBuffers(bnn.network)
     yield
-    with torch.no_grad():
-        for buffer, value in kept:
-            buffer.copy_(value)
+    kept.put_back()

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from torch import Tensor
+
 from varlap.curvature import Curvature, Fisher
 from varlap.errors import ConfigError
 from varlap.objectives.curvature_term import curvature_data_term, remembered_data_term
@@ -76,8 +78,10 @@ class VL(Objective):
             return curvature_data_term(context, self.curvature, learn_variances=learn)  # nothing to remember yet
         return remembered_data_term(context, self.curvature, self._fisher, self._gradient, learn_variances=learn)
 
-    def update_variances(self, bnn: BNN, *, step: int | None = None) -> None:
-        """Set log σ to its closed form for the running Fisher (Eq. 23 with the step's β); does nothing if learnt.
+    def update_variances(self, bnn: BNN, *, step: int | None = None, beta: float | Tensor | None = None) -> None:
+        """Set log σ to its closed form for the running Fisher (Eq. 23); does nothing where the optimizer learns it.
+
+        β is that of the last call, or of `step`, or the one given.
 
         >>> import torch, varlap
         >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
@@ -90,8 +94,8 @@ class VL(Objective):
         if self.variances == "learnt" or not self._variance_fisher:
             return
         bnn.refit_prior()
-        at = max(self.num_calls - 1, 0) if step is None else step
-        beta = self.beta_at(at)
+        if beta is None:
+            beta = self.beta_at(max(self.num_calls - 1, 0) if step is None else step)
         set_optimal_variances(bnn.log_sigma, self._variance_fisher.mean(), bnn.prior_scale, self.num_data, beta)
 
     def updates_after(self, data: DataTerm) -> Updates:

@@ -57,7 +57,11 @@ class VLHessian(Objective):
 
 @dataclass(frozen=True)
 class UnboundedVariances:
-    """How many weights have N h > β/s², by parameter: there VLHessian's σ has no optimum."""
+    """How many weights have N h > β/s², by parameter: there VLHessian's σ has no optimum.
+
+    >>> UnboundedVariances({"weight": 3, "bias": 1}, num_weights=20).count
+    4
+    """
 
     by_parameter: dict[str, int]
     num_weights: int

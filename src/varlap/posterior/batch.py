@@ -48,6 +48,8 @@ def checked_batch(x: Any, y: Any, weights: Tensor | None, *, num_data: int, step
             f"the batch has {size} items but num_data={num_data}; num_data is the size of the whole training set, "
             "for example VL(num_data=len(train_set))"
         )
+    if weights is not None and not isinstance(weights, Tensor):
+        raise BatchError(f"weights must be a tensor of shape ({size},), one per item, got {type(weights).__name__}")
     if weights is not None and weights.shape != (size,):
         raise BatchError(f"weights must have shape ({size},), one per item, got {tuple(weights.shape)}")
     if weights is not None and bool((weights < 0).any()):

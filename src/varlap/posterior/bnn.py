@@ -16,7 +16,7 @@ from varlap.posterior.kl import kl_divergence
 from varlap.posterior.mean_field import reparameterise
 from varlap.posterior.named import NamedTensors
 from varlap.posterior.optimizer_check import watch_optimizers
-from varlap.posterior.prior import FanInPrior, Prior
+from varlap.posterior.prior import FanInPrior, Prior, checked_scale
 from varlap.posterior.select import Select, select_weights
 from varlap.streams import as_generator, draw
 
@@ -80,7 +80,7 @@ class BNN(nn.Module):
             self.likelihood.to(weights[0].value)
         self.prior = prior
         self._output = output
-        scales = {w.name: _scalar(prior.scale(w), w.value) for w in weights}
+        scales = {w.name: _scalar(checked_scale(prior, w), w.value) for w in weights}
         centred = [w for w in weights if prior.centre == "network"]
         self.prior_scale = NamedTensors(scales)
         self.prior_mean = NamedTensors({w.name: w.value.detach().clone() for w in centred})
@@ -95,6 +95,10 @@ class BNN(nn.Module):
                 {w.name: nn.Parameter(start[w.name].expand(w.value.shape).clone()) for w in weights}
             )
         watch_optimizers(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        watch_optimizers(self)  # a copy is trained by optimizers of its own
 
     # -- the pieces ---------------------------------------------------------------------------------------------
 
@@ -193,8 +197,9 @@ class BNN(nn.Module):
         tensor(5.5025, grad_fn=<SumBackward0>)
         """
         self.refit_prior()
+        # A copy of each scale, since the next call may refit it before this one is differentiated.
         terms = [
-            kl_divergence(mean, self.log_sigma[name], self.prior_mean_of(name), self.prior_scale[name])
+            kl_divergence(mean, self.log_sigma[name], self.prior_mean_of(name), self.prior_scale[name].clone())
             for name, mean in self.means().items()
         ]
         return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()
@@ -282,9 +287,11 @@ def _check_network(network: nn.Module) -> None:
     for name, module in network.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             where = f"its part {name!r}" if name else "it"
+            original = hasattr(module, "_orig_mod")
+            how = "pass the module as it was, its ._orig_mod" if original else "leave out .compile()"
             raise NetworkError(
                 f"the network cannot be wrapped: {where} was compiled by torch.compile and has no second derivative; "
-                "pass the module that was compiled (network._orig_mod): varlap compiles the whole step itself"
+                f"{how}: varlap compiles the whole step itself"
             )
     for name, parameter in network.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):

@@ -17,7 +17,7 @@ def reparameterise(mean: Tensor, log_sigma: Tensor, noise: Tensor) -> Tensor:
     return mean + (log_sigma.exp() * noise).to(mean.dtype)
 
 
-def optimal_log_sigma(precision: Tensor, beta: float) -> Tensor:
+def optimal_log_sigma(precision: Tensor, beta: float | Tensor) -> Tensor:
     """Eq. 23 with tempering: σ² = β / (N f + β/s²), given that denominator, the precision of the tempered posterior.
 
     >>> optimal_log_sigma(torch.tensor(4.0), beta=1.0).exp()
@@ -33,7 +33,7 @@ def set_optimal_variances(
     curvature: Mapping[str, Tensor],
     prior_scale: Mapping[str, Tensor] | NamedTensors,
     num_data: float,
-    beta: float,
+    beta: float | Tensor,
 ) -> None:
     """Set every log σ to its optimum for a diagonal curvature per datum.
 

@@ -91,9 +91,23 @@ class Prior(Protocol):
         ...
 
 
-def _check(name: str, scale: float, centre: str) -> None:
+def checked_scale(prior: Prior, weight: Weight) -> float:
+    """Ask a prior for a weight's scale, and refuse what cannot be one: users write their own priors.
+
+    >>> linear = nn.Linear(8, 3)
+    >>> checked_scale(OneScalePrior(0.1), Weight("weight", linear.weight, linear, "weight"))
+    0.1
+    """
+    name, scale = type(prior).__name__, float(prior.scale(weight))
+    _check_centre(name, prior.centre)
     if not (scale > 0 and math.isfinite(scale)):
-        raise ConfigError(f"{name} needs a positive finite scale, got {scale}; it is a standard deviation")
+        raise ConfigError(
+            f"{name}.scale says {scale} for {weight.name!r}; it must be a positive finite number, a standard deviation"
+        )
+    return scale
+
+
+def _check_centre(name: str, centre: str) -> None:
     if centre not in ("zero", "network"):
         raise ConfigError(f"{name}(centre={centre!r}): choose 'zero' or 'network' (the weights at wrapping time)")
 
@@ -113,7 +127,9 @@ class FanInPrior:
     learnt: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _check("FanInPrior", self.gain, self.centre)
+        if not (self.gain > 0 and math.isfinite(self.gain)):
+            raise ConfigError(f"FanInPrior(gain={self.gain}) must be positive and finite: s² = gain/fan-in")
+        _check_centre("FanInPrior", self.centre)
 
     def scale(self, weight: Weight) -> float:
         """Return √(gain/fan-in), or 1 where there is no fan-in."""
@@ -133,7 +149,9 @@ class OneScalePrior:
     learnt: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _check("OneScalePrior", self.value, self.centre)
+        if not (self.value > 0 and math.isfinite(self.value)):
+            raise ConfigError(f"OneScalePrior({self.value}) must be positive and finite; it is a standard deviation")
+        _check_centre("OneScalePrior", self.centre)
 
     def scale(self, weight: Weight) -> float:  # noqa: ARG002
         """Return the one scale."""
@@ -156,7 +174,7 @@ class EmpiricalBayesPrior:
     learnt: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        _check("EmpiricalBayesPrior", 1.0, self.centre)
+        _check_centre("EmpiricalBayesPrior", self.centre)
 
     def scale(self, weight: Weight) -> float:
         """Return the scale before the first update, which sets where log σ starts."""

@@ -72,6 +72,7 @@ class TrainingStep:
             terms = self.objective(self.bnn, x, y, step=number, weights=weights)
         terms.loss.backward()
         self.optimizer.step()
+        self.objective.update_variances(self.bnn, step=number)
         # Gradients stay allocated where a compiled step fills them.
         self.optimizer.zero_grad(set_to_none=not self._compiled)
         return torch.stack([terms.log_likelihood.to(terms.kl.dtype), terms.curvature.to(terms.kl.dtype), terms.kl])
@@ -101,7 +102,7 @@ class _Replay:
     """One compiled step for one shape of batch; on CUDA, one graph that is replayed."""
 
     def __init__(self, step: TrainingStep, context: Context) -> None:
-        self._objective, self._optimizer = step.objective, step.optimizer
+        self._bnn, self._objective, self._optimizer = step.bnn, step.objective, step.optimizer
         self._device = step.bnn.device
         self._traced: Traced = trace(step.objective, context, around=step._around)
         self._state = [tensor.detach() for tensor in self._traced.state.values()]
@@ -154,24 +155,32 @@ class _Replay:
     def _run(self) -> Tensor:
         values = self._gradients()
         self._optimizer.step()
+        self._objective.update_variances(self._bnn, beta=self._beta)
         return values
 
     def _capture(self, step: TrainingStep) -> None:
-        buffers = [(buffer, buffer.clone()) for buffer in step.bnn.buffers()]
+        """Warm up and capture the step as a CUDA graph; running statistics and memories are put back afterwards."""
+        own = {id(parameter) for parameter in step.bnn.parameters()}
+        moved = [(t, t.clone()) for t in self._traced.state.values() if id(t) not in own]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._gradients()
+            # Let cuDNN try its kernels once: this step will run many times.
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+                for _ in range(3):
+                    self._gradients()
             _make_capturable(self._optimizer)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=step._memory):
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32),
+            torch.cuda.graph(self._graph, pool=step._memory),
+        ):
             self._values = self._run()
         step._memory = self._graph.pool()
         with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+            for tensor, kept in moved:
+                tensor.copy_(kept)
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,166 @@
+"""`fit`: the training loop, by the fastest step that the network and the machine allow."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from varlap import tree
+from varlap.data import count_items
+from varlap.errors import BatchError, ConfigError
+from varlap.objectives import Objective
+from varlap.posterior import BNN
+from varlap.streams import Streams
+from varlap.training.optimizer import adam
+from varlap.training.step import Precision, TrainingStep
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How to train. Each field is an argument of `fit`."""
+
+    epochs: int
+    """passes over the training data"""
+    batch_size: int = 128
+    """items a step; the last batch of an epoch may have fewer"""
+    lr: float = 1e-3
+    """learning rate of the means, before the schedule"""
+    log_sigma_lr_multiplier: float = 10.0
+    """how much faster log σ learns"""
+    schedule: Literal["constant", "cosine", "milestones"] = "cosine"
+    """cosine to zero, or ÷ 10 after each of `milestones`, or neither"""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """where the rate drops, as parts of the whole training (the paper's: epochs 100 and 150 of 200)"""
+    precision: Precision = "fp32"
+    """"bf16" computes the network in bfloat16; weights and their updates stay in single precision"""
+    compiled: bool | Literal["auto"] = "auto"
+    """whether to compile the step; "auto" does on CUDA"""
+    seed: int = 0
+    """of the order of the batches and of the augmentation"""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or value != int(value) or value < 1:
+                raise ConfigError(f"fit({name}={value}) must be a whole number, at least 1")
+        if self.schedule not in ("constant", "cosine", "milestones"):
+            raise ConfigError(f"fit(schedule={self.schedule!r}): choose 'constant', 'cosine' or 'milestones'")
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError(f"fit(precision={self.precision!r}): choose 'fp32' or 'bf16'")
+
+    def lr_factor(self, progress: float) -> float:
+        """Return what the schedule multiplies the learning rate with after a part of the training, from 0 to 1.
+
+        >>> FitSettings(epochs=200, schedule="milestones").lr_factor(0.6)
+        0.1
+        """
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        if self.schedule == "milestones":
+            return 0.1 ** sum(progress >= milestone for milestone in self.milestones)
+        return 1.0
+
+
+@dataclass
+class History:
+    """What happened: one row of numbers an epoch."""
+
+    settings: FitSettings
+    epochs: list[dict[str, float]] = field(default_factory=list)
+
+
+def fit(
+    bnn: BNN,
+    objective: Objective,
+    train: tuple[Any, Any],
+    *,
+    augment: Augmentation | None = None,
+    progress: Callable[[dict[str, float]], None] | None = None,
+    **settings: Any,
+) -> History:
+    """Train with Adam on data in memory, and return the ELBO's terms epoch by epoch.
+
+    Args:
+        bnn: the network with its posterior, on the device to train on.
+        objective: MAP, VI, VL or VLHessian.
+        train: inputs and targets as tensors; they are moved to the device once.
+        augment: a function of (inputs, generator) that is applied to each batch on the device, such as
+            `varlap.data.crop_and_flip`.
+        progress: called with each epoch's row.
+        settings: the fields of `FitSettings`.
+
+    >>> import torch, varlap
+    >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
+    >>> train = torch.randn(64, 2), torch.arange(64) % 3
+    >>> history = fit(bnn, varlap.VL(num_data=64), train, epochs=2, batch_size=16)
+    >>> sorted(history.epochs[-1])
+    ['curvature', 'elbo', 'epoch', 'kl', 'log_likelihood', 'lr', 'seconds']
+    """
+    known = {f.name for f in fields(FitSettings)}
+    unknown = set(settings) - known
+    if unknown:
+        raise ConfigError(f"fit has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
+    chosen = FitSettings(**settings)
+    num_items = count_items(train)
+    if objective.num_data < num_items:
+        raise BatchError(f"the training data have {num_items} items but the objective's num_data={objective.num_data}")
+    x, y = (tree.to_device(part, bnn.device) for part in train)
+    _check_targets(bnn, x, y, num_items)
+    on_cuda = bnn.device.type == "cuda"
+    optimizer = adam(bnn, chosen.lr, chosen.log_sigma_lr_multiplier, fused=on_cuda, capturable=on_cuda)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    step = TrainingStep(bnn, objective, optimizer, precision=chosen.precision, compiled=chosen.compiled)
+    history = History(chosen)
+    per_epoch = math.ceil(num_items / chosen.batch_size)
+    bnn.train()
+    for epoch in range(chosen.epochs):
+        started = time.perf_counter()
+        sums = torch.zeros(3, dtype=torch.float64, device=bnn.device)
+        order = torch.randperm(num_items, generator=Streams(chosen.seed, epoch).generator("order", "cpu")).to(
+            bnn.device
+        )
+        for index, items in enumerate(order.split(chosen.batch_size)):
+            number = epoch * per_epoch + index
+            factor = chosen.lr_factor(number / (chosen.epochs * per_epoch))
+            _set_rates(optimizer, [rate * factor for rate in rates])
+            batch_x = tree.take(x, items)
+            if augment is not None:
+                batch_x = augment(batch_x, Streams(chosen.seed, number).generator("augment", bnn.device))
+            sums += step(batch_x, tree.take(y, items), number=number)
+        row = _row(objective, epoch, (epoch + 1) * per_epoch - 1, (sums / per_epoch).tolist())
+        row |= {"lr": float(optimizer.param_groups[0]["lr"]), "seconds": time.perf_counter() - started}
+        history.epochs.append(row)
+        if progress is not None:
+            progress(row)
+    return history
+
+
+def _row(objective: Objective, epoch: int, last_step: int, values: list[float]) -> dict[str, float]:
+    log_likelihood, curvature, kl = values
+    elbo = log_likelihood - curvature - objective.beta_at(last_step) * kl
+    return {"epoch": epoch, "elbo": elbo, "log_likelihood": log_likelihood, "curvature": curvature, "kl": kl}
+
+
+@torch.no_grad()
+def _check_targets(bnn: BNN, x: Any, y: Any, num_items: int) -> None:
+    """Check all targets once, since a compiled step cannot look at them: one item's outputs stand for everyone's."""
+    check = getattr(bnn.likelihood, "check", None)
+    if check is None:
+        return
+    with bnn.evaluating():
+        outputs = bnn.outputs(tree.take(x, slice(0, 1)))
+    check(tree.map_tensors(lambda t: t.expand(num_items, *t.shape[1:]), outputs), y)
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)  # a captured step reads it there
+        else:
+            group["lr"] = rate

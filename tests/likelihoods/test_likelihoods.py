@@ -1,0 +1,667 @@
+"""Claims about likelihoods: the densities and draws of torch's own distributions, and messages that help."""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributions, nn
+
+import varlap
+from varlap.errors import BatchError, ConfigError
+from varlap.likelihoods import choose_likelihood
+from varlap.streams import Tape
+
+DOUBLE = torch.float64
+
+# name: (how it is made, channels of the outputs, its law as torch writes it)
+BUILT_IN = {
+    "categorical": (varlap.Categorical, 4, lambda lik, o: distributions.Categorical(logits=o.movedim(1, -1))),
+    "bernoulli": (varlap.Bernoulli, 3, lambda lik, o: distributions.Bernoulli(logits=o)),
+    "gaussian": (lambda: varlap.Gaussian(0.7), 3, lambda lik, o: distributions.Normal(o, lik.log_noise.exp())),
+    "gaussian-known": (
+        lambda: varlap.Gaussian(2.0, learnt=False),
+        3,
+        lambda lik, o: distributions.Normal(o, lik.log_noise.exp()),
+    ),
+    "heteroscedastic": (
+        varlap.Heteroscedastic,
+        4,
+        lambda lik, o: distributions.Normal(o.chunk(2, 1)[0], o.chunk(2, 1)[1].exp()),
+    ),
+    "poisson": (varlap.Poisson, 3, lambda lik, o: distributions.Poisson(o.exp())),
+}
+SHAPES = {"vectors": (), "images": (2, 3)}
+over_likelihoods = pytest.mark.parametrize("name", BUILT_IN)
+over_shapes = pytest.mark.parametrize("positions", SHAPES.values(), ids=SHAPES)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make(name: str, positions=(), size: int = 5, dtype=DOUBLE):
+    """A likelihood, outputs of so many items, targets drawn by torch, and the law that they were drawn from."""
+    build, channels, law = BUILT_IN[name]
+    likelihood = build().to(dtype)
+    outputs = torch.randn(size, channels, *positions, generator=generator(1), dtype=DOUBLE).to(dtype)
+    torch.manual_seed(2)
+    return likelihood, outputs, law(likelihood, outputs).sample(), law(likelihood, outputs)
+
+
+# ---- the density --------------------------------------------------------------------------------------------------
+
+
+@over_shapes
+@over_likelihoods
+def test_log_prob_of_an_item_is_the_sum_over_its_positions_of_torchs(name, positions):
+    likelihood, outputs, targets, law = make(name, positions)
+    found = likelihood.log_prob(outputs, targets)
+    assert found.shape == (5,)
+    torch.testing.assert_close(found, law.log_prob(targets).reshape(5, -1).sum(1), rtol=1e-12, atol=1e-12)
+
+
+def test_gaussian_with_a_noise_for_each_column():
+    likelihood = varlap.Gaussian(num_outputs=3).double()
+    with torch.no_grad():
+        likelihood.log_noise.copy_(torch.tensor([-1.0, 0.0, 0.5]))
+    outputs, targets = torch.randn(5, 3, dtype=DOUBLE), torch.randn(5, 3, dtype=DOUBLE)
+    law = distributions.Normal(outputs, likelihood.log_noise.exp())
+    torch.testing.assert_close(likelihood.log_prob(outputs, targets), law.log_prob(targets).sum(1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(likelihood.predict(outputs).variance, law.variance, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "gaussian", "poisson"])
+def test_one_output_per_item_needs_no_second_dimension(name):
+    likelihood, outputs, targets, law = make(name)
+    found = likelihood.log_prob(outputs[:, 0], targets[:, 0])
+    torch.testing.assert_close(found, law.log_prob(targets)[:, 0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["categorical", "bernoulli"])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_extreme_logits_give_finite_values_scores_and_gradients(name, dtype):
+    likelihood = BUILT_IN[name][0]()
+    rows = [[1e4, -1e4, 0.0, 3.0], [-1e4, -1e4, -1e4, 1e4], [200.0, -200.0, -800.0, 800.0]]
+    outputs = torch.tensor(rows, dtype=dtype, requires_grad=True)
+    for target in range(2):
+        targets = torch.full((3,), target) if name == "categorical" else torch.full_like(outputs, target)
+        log_probs = likelihood.log_prob(outputs, targets)
+        scores = likelihood.score(outputs, torch.ones_like(outputs))
+        for value in (log_probs, scores):
+            assert value.isfinite().all()
+            assert torch.autograd.grad(value.sum(), outputs)[0].isfinite().all()
+    drawn = likelihood.sample(outputs, generator())
+    expected = torch.tensor([0, 3, 3]) if name == "categorical" else (outputs > 0).to(dtype)
+    certain = torch.ones(3, dtype=torch.bool) if name == "categorical" else outputs.abs() > 100
+    assert torch.equal(drawn[certain], expected[certain])
+
+
+def test_extreme_rates_give_counts():
+    """e^10000 is no number, but a draw must not come out negative, as torch's overflowing counts do."""
+    for dtype in (torch.float32, DOUBLE):
+        outputs = torch.tensor([[-1e4, 40.0, 50.0, 1e4]], dtype=dtype)
+        drawn = varlap.Poisson().sample(outputs, generator())
+        assert drawn[0, 0] == 0
+        assert drawn.isfinite().all()
+        assert (drawn[0, 1:] > 1e17).all()
+        finite = varlap.Poisson().log_prob(outputs[:, :1], torch.tensor([[3.0]]))
+        assert finite.item() == pytest.approx(-3e4 - math.log(6))
+
+
+# ---- the draws ----------------------------------------------------------------------------------------------------
+
+NUM_ROWS = 20_000
+
+
+def errors_of_frequency(name: str, drawn: Tensor, law: distributions.Distribution) -> Tensor:
+    """How often the draws, [rows, ...], fall into cells of known probability, in standard errors √(p (1 − p)/rows)."""
+    if name in ("categorical", "bernoulli", "poisson"):
+        values = torch.arange({"categorical": 4, "bernoulli": 2, "poisson": 8}[name])
+        cells = [(drawn == value, law.log_prob(torch.full_like(drawn[:1], value)).exp()) for value in values]
+    else:
+        levels = torch.tensor([0.02, 0.2, 0.5, 0.8, 0.98], dtype=DOUBLE)
+        cells = [(drawn.double() < law.icdf(level), level) for level in levels]
+    errors = [(hit.double().mean(0) - p) / (p * (1 - p) / len(drawn)).sqrt() for hit, p in cells]
+    return torch.stack([error.flatten() for error in errors])
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@over_shapes
+@over_likelihoods
+def test_drawn_labels_have_the_frequencies_of_the_law(name, positions, dtype):
+    """20,000 draws for each of up to 24 outputs, 2 to 8 cells each; 5 standard errors.
+
+    A binomial of 20,000 is close to normal where its cell has a chance of 0.02 or more, as nearly all have here: the
+    4,000 cells of all 48 tests together raise a false alarm with probability 3e-3 with other seeds (Bonferroni).
+    """
+    likelihood, outputs, _, _ = make(name, positions, size=1, dtype=dtype)
+    rows = outputs.expand(NUM_ROWS, *outputs.shape[1:])
+    drawn = likelihood.sample(rows, generator(3))
+    law = BUILT_IN[name][2](likelihood.double(), outputs.double())
+    if name == "poisson":
+        law = distributions.Poisson(outputs.exp().double())  # rounded to half precision, as in its log_prob
+    if dtype in (torch.bfloat16, torch.float16) and drawn.is_floating_point() and name not in ("bernoulli", "poisson"):
+        # Draws on a grid of half precision: the levels move by its spacing, 1/256 of a value. Compare the moments.
+        n, z = NUM_ROWS, (drawn.double() - law.mean) / law.stddev
+        assert z.mean(0).abs().max() < 5 / math.sqrt(n) + 0.01
+        assert (z.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / n) + 0.02
+        return
+    assert errors_of_frequency(name, drawn, law).abs().max() < 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rare_answers_are_drawn_from_half_precision_outputs_too(dtype):
+    """p = 0.9985 would round to 1 in bfloat16. 100,000 draws hold 150 ± 12 noes: within 5 standard errors, 6e-7."""
+    logits = torch.full((100_000, 1), 6.5, dtype=dtype)
+    noes = int((varlap.Bernoulli().sample(logits, generator()) == 0).sum())
+    p = 1 - torch.tensor(6.5, dtype=DOUBLE).sigmoid().item()
+    assert abs(noes - 1e5 * p) < 5 * math.sqrt(1e5 * p)
+    both = varlap.Categorical().sample(torch.cat([logits, torch.zeros_like(logits)], 1), generator())
+    assert abs(int(both.sum()) - 1e5 * p) < 5 * math.sqrt(1e5 * p)
+
+
+@over_likelihoods
+def test_positions_and_items_are_drawn_independently(name):
+    """The 20,000 products of any two centred entries average to 0 within 5 standard errors: 15 pairs × 6 × 6e-7."""
+    likelihood, outputs, _, _ = make(name, positions=(2,), size=2)
+    rows = outputs.expand(NUM_ROWS, *outputs.shape).flatten(0, 1)
+    drawn = likelihood.sample(rows, generator(4)).double().reshape(NUM_ROWS, -1)
+    drawn = drawn[:, :: max(1, drawn.shape[1] // 6)]
+    centred = (drawn - drawn.mean(0)) / drawn.std(0)
+    for i, j in itertools.combinations(range(centred.shape[1]), 2):
+        assert abs((centred[:, i] * centred[:, j]).mean()) < 5 / math.sqrt(NUM_ROWS)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@over_shapes
+@over_likelihoods
+def test_a_draw_has_the_shape_and_type_of_targets_and_can_be_repeated(name, positions, dtype):
+    likelihood, outputs, targets, _ = make(name, positions, dtype=dtype)
+    state = torch.get_rng_state()
+    first, again, other = (likelihood.sample(outputs, generator(seed)) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.shape == targets.shape
+    assert first.dtype == (torch.int64 if name == "categorical" else dtype)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    likelihood.check(outputs, first)
+    assert likelihood.log_prob(outputs, first).isfinite().all()
+
+
+@over_likelihoods
+def test_a_draw_is_fixed_for_the_network_and_follows_only_a_learnt_noise(name):
+    likelihood, outputs, _, _ = make(name)
+    drawn = likelihood.sample(outputs.detach(), generator())
+    assert drawn.requires_grad == (name == "gaussian")
+    if name == "gaussian":
+        (gradient,) = torch.autograd.grad(drawn.sum(), likelihood.log_noise)
+        torch.testing.assert_close(
+            gradient, (drawn - outputs).sum().detach(), rtol=1e-12, atol=0
+        )  # d(noise ε) = noise ε
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("impossible", [0, 1, 3])
+def test_classes_of_probability_zero_are_never_drawn(impossible, dtype):
+    outputs = torch.randn(5, 4, generator=generator(), dtype=torch.float32).to(dtype)
+    outputs[:, impossible] = -math.inf
+    drawn = varlap.Categorical().sample(outputs.repeat(20_000, 1), generator())
+    assert set(drawn.unique().tolist()) == {0, 1, 2, 3} - {impossible}
+    # The ends of the unit interval, where rounding could reach over: 0, and the last number before 1.
+    last = 1 - torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    for level in (0.0, last):
+        tape = Tape(numbers=[torch.full((5,), level, dtype=torch.promote_types(dtype, torch.float32))])
+        assert impossible not in varlap.Categorical().sample(outputs, tape)
+
+
+def test_the_last_number_before_one_never_reaches_beyond_the_last_possible_class():
+    """10,000 random rows, whose cumulative sums end just above or below 1, with 12 impossible classes at the end."""
+    outputs = 3 * torch.randn(10_000, 40, generator=generator())
+    outputs[:, 28:] = -math.inf
+    tape = Tape(numbers=[torch.full((10_000,), 1 - 2.0**-24)])
+    assert varlap.Categorical().sample(outputs, tape).max() < 28
+
+
+def test_answers_of_probability_zero_and_one_are_certain():
+    outputs = torch.tensor([[math.inf, -math.inf]]).expand(1_000, 2)
+    assert torch.equal(varlap.Bernoulli().sample(outputs, generator()), torch.tensor([[1.0, 0.0]]).expand(1_000, 2))
+
+
+# ---- ignored labels -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ignored_label", [-100, 255, -1])
+def test_ignored_positions_count_for_nothing_and_stay_ignored_in_a_draw(ignored_label):
+    likelihood = varlap.Categorical(ignored_label=ignored_label)
+    outputs = torch.randn(3, 4, 2, 2, generator=generator(), dtype=DOUBLE, requires_grad=True)
+    targets = torch.arange(12).reshape(3, 2, 2) % 4
+    ignored = torch.zeros(3, 2, 2, dtype=torch.bool)
+    ignored[0, 0, 1] = ignored[2] = True
+    law = distributions.Categorical(logits=outputs.movedim(1, -1))
+    expected = (law.log_prob(targets) * ~ignored).flatten(1).sum(1)
+    marked = targets.masked_fill(ignored, ignored_label)
+    log_probs = likelihood.log_prob(outputs, marked)
+    torch.testing.assert_close(log_probs, expected, rtol=1e-12, atol=1e-12)
+    assert log_probs[2] == 0
+    (gradient,) = torch.autograd.grad(log_probs.sum(), outputs)
+    assert (gradient.movedim(1, -1)[ignored] == 0).all()
+    likelihood.check(outputs, marked)
+    drawn = likelihood.sample(outputs, generator(), marked)
+    assert torch.equal(drawn == ignored_label, ignored)
+    assert torch.equal(drawn[~ignored], likelihood.sample(outputs, generator())[~ignored])  # the rest is not moved
+    score = likelihood.score(outputs, torch.ones_like(outputs), marked).movedim(1, -1)
+    assert (score[ignored] == 0).all()
+    assert (score[~ignored] != 0).any()
+
+
+# ---- the score ----------------------------------------------------------------------------------------------------
+
+
+def support(law: distributions.Distribution) -> tuple[Tensor, Tensor]:
+    """All labels of each position with their probabilities, or a quadrature that is exact for polynomials."""
+    column = [-1] + [1] * len(law.batch_shape)
+    if isinstance(law, distributions.Normal):
+        nodes, weights = (torch.tensor(a).reshape(column) for a in np.polynomial.hermite_e.hermegauss(6))
+        return law.mean + law.stddev * nodes, (weights / weights.sum()).expand(-1, *law.batch_shape)
+    values = law.enumerate_support() if law.has_enumerate_support else torch.arange(100, dtype=DOUBLE).reshape(column)
+    values = values.expand(-1, *law.batch_shape)
+    return values, law.log_prob(values).exp()
+
+
+def enumerated_output_fisher(name: str, likelihood, outputs: Tensor) -> Tensor:
+    """E[s sᵀ] of one item, for s = ∂ log p(y | outputs)/∂outputs, position by position (they are independent)."""
+    law = BUILT_IN[name][2]
+    values, probs = (t.detach().flatten(1) for t in support(law(likelihood, outputs)))
+    fisher = torch.zeros(outputs.numel(), outputs.numel(), dtype=DOUBLE)
+    for position in range(values.shape[1]):
+        for value, p in zip(values[:, position], probs[:, position], strict=True):
+            leaf = outputs.clone().requires_grad_()
+            own = law(likelihood, leaf)
+            log_prob = own.log_prob(value.expand(own.batch_shape)).flatten()[position]
+            score = torch.autograd.grad(log_prob, leaf)[0].flatten()
+            fisher += p * torch.outer(score, score)
+    return fisher
+
+
+@pytest.mark.parametrize("positions", [(), (2, 1)], ids=["vectors", "images"])
+@over_likelihoods
+def test_covariance_of_the_score_is_the_fisher_found_by_enumeration(name, positions):
+    likelihood, outputs, _, _ = make(name, positions, size=1)
+    units = torch.eye(outputs.numel(), dtype=DOUBLE).reshape(-1, *outputs.shape)
+    columns = torch.stack([likelihood.score(outputs, unit).flatten() for unit in units]).detach()
+    expected = enumerated_output_fisher(name, likelihood, outputs)
+    torch.testing.assert_close(columns.T @ columns, expected, rtol=1e-10, atol=1e-10)
+
+
+@over_shapes
+@over_likelihoods
+def test_score_is_linear_in_the_noise(name, positions):
+    likelihood, outputs, targets, _ = make(name, positions)
+    one, two = (torch.randn(outputs.shape, generator=generator(seed), dtype=DOUBLE) for seed in (1, 2))
+    score = functools.partial(likelihood.score, outputs, targets=targets)
+    torch.testing.assert_close(score(2 * one - 3 * two), 2 * score(one) - 3 * score(two), rtol=1e-12, atol=1e-12)
+    assert score(one).shape == outputs.shape
+
+
+@over_likelihoods
+def test_score_can_be_differentiated_in_the_outputs(name):
+    likelihood, outputs, _, _ = make(name)
+    noise = torch.randn(outputs.shape, generator=generator(1), dtype=DOUBLE)
+    assert torch.autograd.gradcheck(lambda o: likelihood.score(o, noise) + 0 * o, (outputs.requires_grad_(),))
+
+
+def test_score_of_a_class_whose_probability_is_zero_has_a_finite_derivative():
+    outputs = torch.tensor([[0.0, -1e3, 1.0], [0.0, -math.inf, 1.0]], dtype=DOUBLE, requires_grad=True)
+    score = varlap.Categorical().score(outputs, torch.ones_like(outputs))
+    assert (score[:, 1] < 1e-100).all()
+    (gradient,) = torch.autograd.grad(score.square().sum(), outputs)
+    assert gradient.isfinite().all()
+    assert gradient.abs().sum() > 0
+
+
+# ---- predictions --------------------------------------------------------------------------------------------------
+
+
+@over_shapes
+@over_likelihoods
+def test_a_prediction_is_the_laws_probabilities_or_its_mean_and_variance(name, positions):
+    likelihood, outputs, targets, law = make(name, positions)
+    prediction = likelihood.predict(outputs)
+    if name in ("categorical", "bernoulli"):
+        assert prediction.mean is prediction.variance is None
+        assert prediction.probs.shape == outputs.shape
+        expected = law.probs.movedim(-1, 1) if name == "categorical" else law.probs
+        torch.testing.assert_close(prediction.probs, expected, rtol=1e-12, atol=1e-12)
+    else:
+        assert prediction.probs is None
+        assert prediction.mean.shape == prediction.variance.shape == targets.shape
+        torch.testing.assert_close(prediction.mean, law.mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(prediction.variance, law.variance, rtol=1e-12, atol=1e-12)
+
+
+# ---- what bad input gets ------------------------------------------------------------------------------------------
+
+CATEGORICAL, BERNOULLI, GAUSSIAN = varlap.Categorical(), varlap.Bernoulli(), varlap.Gaussian()
+HETEROSCEDASTIC, POISSON = varlap.Heteroscedastic(), varlap.Poisson()
+ZEROS = torch.zeros
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets", "message"),
+    [
+        (
+            CATEGORICAL,
+            ZEROS(4),
+            ZEROS(4).long(),
+            r"categorical likelihood needs outputs of shape \[S, K\] or \[S, K, \.\.\.\], got \(4,\); for one logit "
+            r"per item use likelihood='bernoulli'",
+        ),
+        (
+            CATEGORICAL,
+            ZEROS(4, 3),
+            ZEROS(4, 3).long(),
+            r"categorical likelihood needs targets of shape \(4,\) for outputs of shape \(4, 3\), got \(4, 3\); "
+            r"targets are class numbers, not one-hot rows",
+        ),
+        (CATEGORICAL, ZEROS(4, 3, 2, 2), ZEROS(4, 2).long(), r"needs targets of shape \(4, 2, 2\) .* got \(4, 2\)"),
+        (CATEGORICAL, ZEROS(4, 3), ZEROS(4), r"needs integer labels, got torch\.float32; use targets\.long\(\)"),
+        (CATEGORICAL, ZEROS(4, 3), ZEROS(4).bool(), r"needs integer labels, got torch\.bool; use targets\.long\(\)"),
+        (
+            CATEGORICAL,
+            ZEROS(2, 3),
+            torch.tensor([0, 3]),
+            r"label 3 is out of range: the network has 3 outputs, so labels go from 0 to 2 \(ignored: -100\); fix the "
+            r"labels, the number of outputs, or pass likelihood=varlap\.Categorical\(ignored_label=\.\.\.\)",
+        ),
+        (CATEGORICAL, ZEROS(2, 3), torch.tensor([-1, 0]), r"label -1 is out of range: .* from 0 to 2"),
+        (
+            BERNOULLI,
+            ZEROS(4, 3),
+            ZEROS(4),
+            r"bernoulli likelihood needs targets of the outputs' shape \(4, 3\), got \(4,\); reshape them, for example "
+            r"targets\.reshape\(outputs\.shape\)",
+        ),
+        (
+            BERNOULLI,
+            ZEROS(2, 1),
+            torch.tensor([[1.0], [2.0]]),
+            r"target 2\.0 is no yes or no: the bernoulli likelihood needs 0 and 1; for class numbers use "
+            r"likelihood='categorical'",
+        ),
+        (BERNOULLI, ZEROS(1, 1), torch.tensor([[0.5]]), r"target 0\.5 is no yes or no"),
+        (
+            GAUSSIAN,
+            ZEROS(4, 1),
+            ZEROS(4),
+            r"gaussian likelihood needs targets of the outputs' shape \(4, 1\), got \(4,\)",
+        ),
+        (
+            HETEROSCEDASTIC,
+            ZEROS(4, 3),
+            ZEROS(4, 1),
+            r"heteroscedastic likelihood needs outputs of shape \[S, 2D, \.\.\.\] \(means, then log scales\), got "
+            r"\(4, 3\); give the last layer twice as many outputs as there are targets",
+        ),
+        (HETEROSCEDASTIC, ZEROS(4), ZEROS(4), r"needs outputs of shape \[S, 2D, \.\.\.\] .* got \(4,\)"),
+        (
+            HETEROSCEDASTIC,
+            ZEROS(4, 2),
+            ZEROS(4),
+            r"heteroscedastic likelihood needs targets of shape \(4, 1\), half of the outputs' \(4, 2\), got \(4,\); "
+            r"reshape them, for example targets\.unsqueeze\(1\)",
+        ),
+        (
+            POISSON,
+            ZEROS(4, 1),
+            ZEROS(4),
+            r"poisson likelihood needs targets of the outputs' shape \(4, 1\), got \(4,\)",
+        ),
+        (
+            POISSON,
+            ZEROS(2, 1),
+            torch.tensor([[1.0], [-2.0]]),
+            r"target -2\.0 is no count: the poisson likelihood needs 0, 1, 2, \.\.\.; for real numbers use "
+            r"likelihood='gaussian'",
+        ),
+        (POISSON, ZEROS(1, 1), torch.tensor([[1.5]]), r"target 1\.5 is no count"),
+    ],
+)
+def test_targets_that_cannot_be_right_are_refused_with_the_fix(likelihood, outputs, targets, message):
+    with pytest.raises(BatchError, match=message):
+        likelihood.check(outputs, targets)
+    if "needs" in message and "is no" not in message:  # shapes are seen to wherever broadcasting could hide a mistake
+        with pytest.raises(BatchError, match=message):
+            likelihood.log_prob(outputs, targets)
+
+
+@over_likelihoods
+@pytest.mark.parametrize(
+    ("outputs", "kind", "example"),
+    [
+        ({"logits": ZEROS(2, 4), "aux": ZEROS(2)}, r"a dict with keys \['aux', 'logits'\]", r"output='logits'"),
+        ((ZEROS(2, 4), ZEROS(2)), "a tuple", "output=0"),
+        ([ZEROS(2, 4)], "a list", "output=0"),
+    ],
+    ids=["dict", "tuple", "list"],
+)
+def test_structured_outputs_are_refused_with_the_argument_that_picks_one(name, outputs, kind, example):
+    likelihood = BUILT_IN[name][0]()
+    message = (
+        rf"the {name.removesuffix('-known')} likelihood needs one tensor, but the network returned {kind}; say which "
+    )
+    message += rf"entry it is, for example BNN\(network, \.\.\., {example}\)"
+    calls = [
+        lambda: likelihood.log_prob(outputs, ZEROS(2)),
+        lambda: likelihood.sample(outputs, generator()),
+        lambda: likelihood.predict(outputs),
+        lambda: likelihood.check(outputs, ZEROS(2)),
+    ]
+    for call in calls:
+        with pytest.raises(BatchError, match=message):
+            call()
+
+
+def test_the_message_about_a_network_reaches_the_user_from_the_objective():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+
+    bnn = varlap.BNN(Two(2, 3))
+    with pytest.raises(BatchError, match=r"returned a dict with keys \['logits'\]; say which entry"):
+        varlap.VL(num_data=10)(bnn, ZEROS(4, 2), ZEROS(4).long())
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan])
+def test_a_noise_that_is_no_standard_deviation_is_refused(noise):
+    with pytest.raises(ConfigError, match=rf"Gaussian\(noise={noise}\) must be positive; it is a standard deviation"):
+        varlap.Gaussian(noise=noise)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_labels_may_be_integers_of_any_size(dtype):
+    outputs, targets = torch.randn(5, 200, dtype=DOUBLE), torch.tensor([0, 1, 99, 100, 127])
+    small = targets.to(dtype)
+    assert torch.equal(CATEGORICAL.log_prob(outputs, small), CATEGORICAL.log_prob(outputs, targets))
+    CATEGORICAL.check(outputs, small)
+    assert torch.equal(CATEGORICAL.sample(outputs, generator(), small), CATEGORICAL.sample(outputs, generator()))
+
+
+def test_a_label_of_eight_bits_is_not_mistaken_for_the_ignored_one():
+    """As unsigned bytes, −100 is 156."""
+    outputs, targets = torch.randn(1, 200, dtype=DOUBLE), torch.tensor([156], dtype=torch.uint8)
+    assert CATEGORICAL.log_prob(outputs, targets) == outputs.log_softmax(1)[0, 156]
+    assert CATEGORICAL.sample(outputs, generator(), targets) >= 0
+    assert CATEGORICAL.score(outputs, torch.ones_like(outputs), targets).abs().sum() > 0
+
+
+# ---- choosing one -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("categorical", varlap.Categorical),
+        ("bernoulli", varlap.Bernoulli),
+        ("gaussian", varlap.Gaussian),
+        ("heteroscedastic", varlap.Heteroscedastic),
+        ("poisson", varlap.Poisson),
+    ],
+)
+def test_a_name_stands_for_its_likelihood_which_follows_the_protocol(name, kind):
+    likelihood = varlap.BNN(nn.Linear(2, 2).double(), name).likelihood
+    assert type(likelihood) is kind
+    assert isinstance(likelihood, varlap.Likelihood)
+    assert all(parameter.dtype == DOUBLE for parameter in likelihood.parameters())  # it goes with the network
+
+
+class Exponential:
+    """A user's own: waiting times at rate exp(outputs)."""
+
+    def log_prob(self, outputs, targets):
+        return (outputs - outputs.exp() * targets).sum(1)
+
+    def sample(self, outputs, generator, targets=None):
+        return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
+
+    def predict(self, outputs):
+        return varlap.Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
+
+
+def test_an_object_of_ones_own_is_taken_as_it_is():
+    likelihood = Exponential()
+    assert choose_likelihood(likelihood) is likelihood
+
+
+class NoSample:
+    def log_prob(self, outputs, targets): ...
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "message"),
+    [
+        (
+            "categorial",
+            r"unknown likelihood 'categorial': did you mean 'categorical'\? built in are categorical, bernou",
+        ),
+        (
+            "student-t",
+            r"unknown likelihood 'student-t': built in are categorical, bernoulli, gaussian, heteroscedastic, p",
+        ),
+        (
+            NoSample(),
+            r"likelihood .*NoSample.* lacks sample, predict; it must follow varlap\.Likelihood, or be one of cat",
+        ),
+        (nn.MSELoss(), r"likelihood MSELoss\(\) lacks log_prob, sample, predict; it must follow varlap\.Likelihood"),
+        (Exponential, r"likelihood <class .*Exponential'> is a class; pass an object of it; it must follow"),
+        (varlap.Gaussian, r"likelihood <class .*Gaussian'> is a class; pass an object of it"),
+        (None, r"likelihood None lacks log_prob, sample, predict"),
+    ],
+    ids=str,
+)
+def test_what_is_no_likelihood_is_refused_with_what_it_lacks(likelihood, message):
+    with pytest.raises(ConfigError, match=message):
+        varlap.BNN(nn.Linear(2, 2), likelihood)
+
+
+# ---- a user's own -------------------------------------------------------------------------------------------------
+
+
+class Laplacian(nn.Module):
+    """A user's own, with a parameter to learn: p(y) = exp(−|y − m|/b)/2b, and a check."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_b = nn.Parameter(torch.zeros(()))
+
+    def log_prob(self, outputs, targets):
+        return (-(targets - outputs).abs() / self.log_b.exp() - self.log_b - math.log(2)).sum(1)
+
+    def sample(self, outputs, generator, targets=None):
+        uniform = torch.rand(outputs.shape, generator=generator, dtype=outputs.dtype) - 0.5
+        return outputs - self.log_b.exp() * uniform.sign() * torch.log1p(-2 * uniform.abs())
+
+    def predict(self, outputs):
+        return varlap.Prediction(mean=outputs, variance=(2 * (2 * self.log_b).exp()).expand_as(outputs))
+
+    def check(self, outputs, targets):
+        if (targets > 1e6).any():
+            raise BatchError("too far out")
+
+
+def own_bnn(likelihood) -> tuple[varlap.BNN, Tensor, Tensor]:
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    x = torch.randn(6, 3, generator=generator(), dtype=DOUBLE)
+    return varlap.BNN(network, likelihood).double(), x, x[:, :2].exp()
+
+
+OBJECTIVES = {
+    "map": varlap.MAP(6),
+    "vi": varlap.VI(6, num_samples=2),
+    "vl": varlap.VL(6),
+    "vl-parts": varlap.VL(6, curvature=varlap.Fisher(fraction=0.5, groups=2)),
+    "vl-empirical": varlap.VL(6, curvature=varlap.EmpiricalFisher()),
+    "vl-hessian": varlap.VLHessian(6),
+    "vl-determinant": varlap.VLDeterminant(6, beta=10.0),
+}
+
+
+@pytest.mark.parametrize("likelihood", [Exponential, Laplacian])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_likelihood_of_ones_own_serves_every_objective(objective, likelihood):
+    bnn, x, y = own_bnn(likelihood())
+    terms = OBJECTIVES[objective](bnn, x, y, step=0)
+    terms.loss.backward()
+    if objective != "vi":  # whose log-likelihood is not that of the means
+        torch.testing.assert_close(terms.log_likelihood, bnn.likelihood.log_prob(bnn(x), y).mean().detach())
+    assert all(mean.grad.isfinite().all() and mean.grad.abs().sum() > 0 for mean in bnn.means().values())
+    if likelihood is Laplacian:
+        assert bnn.likelihood.log_b.grad.abs() > 0  # a point estimate, learnt
+    scores = varlap.evaluate(bnn, (x, y))
+    assert scores["nll"] == pytest.approx(-bnn.likelihood.log_prob(bnn(x), y).mean().item(), rel=1e-12)
+    torch.testing.assert_close(
+        scores["rmse"], (bnn.predict(x).mean - y).square().mean().sqrt().item(), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("curvature", [varlap.Fisher(gradient="whole"), varlap.ExactFisher()], ids=["whole", "exact"])
+def test_what_needs_a_score_says_so_to_a_likelihood_without_one(curvature):
+    bnn, x, y = own_bnn(Exponential())
+    message = r"the likelihood Exponential has no `score`, which the whole gradient and the exact Fisher need; add "
+    message += r"score\(outputs, noise, targets=None\) to it, or use Fisher\(gradient='held'\) or labels='sampled'"
+    with pytest.raises(ConfigError, match=message):
+        varlap.VL(6, curvature=curvature)(bnn, x, y)
+
+
+def test_adding_a_score_makes_the_whole_gradient_and_the_exact_fisher_available():
+    class WithScore(Exponential):
+        def score(self, outputs, noise, targets=None):
+            return noise  # the Fisher information of a log rate is 1
+
+    bnn, x, y = own_bnn(WithScore())
+    for curvature in (varlap.Fisher(gradient="whole"), varlap.ExactFisher()):
+        terms = varlap.VL(6, curvature=curvature)(bnn, x, y)
+        terms.loss.backward()
+        assert terms.curvature > 0
+    assert set(varlap.fisher_diagonal(bnn, (x, y))) == set(bnn.means())
+
+
+def test_a_check_of_ones_own_is_called():
+    bnn, x, y = own_bnn(Laplacian())
+    with pytest.raises(BatchError, match="too far out"):
+        varlap.MAP(6)(bnn, x, y + 1e7)
+
+
+def test_a_log_prob_that_is_not_one_value_per_item_is_refused():
+    class Unsummed(Exponential):
+        def log_prob(self, outputs, targets):
+            return outputs - outputs.exp() * targets
+
+    bnn, x, y = own_bnn(Unsummed())
+    message = (
+        r"log_prob returned shape \(6, 2\) for 6 items; it must return one value per item, shape \(6,\), summed over"
+    )
+    with pytest.raises(BatchError, match=message):
+        varlap.MAP(6)(bnn, x, y)
