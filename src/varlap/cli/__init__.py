@@ -2,6 +2,7 @@
 
 import typer
 
+from varlap.cli.bench import app as bench
 from varlap.cli.demo import demo
 
 app = typer.Typer(
@@ -9,11 +10,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 
-
-@app.callback()
-def _main() -> None:
-    """Keep `demo` a verb while it is the only one."""
-
+app.add_typer(bench, name="bench")
 
 if __name__ == "__main__":
     app()

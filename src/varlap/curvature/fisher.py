@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.curvature.protocol import Pass, forward, gradients, sum_tensors
-from varlap.curvature.statistics import BatchStatistics
 from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import Batch
@@ -59,9 +58,6 @@ class Fisher:
         groups: square the gradients of that many groups separately: same expectation, less variance.
         memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
             instead of the newest value in every k-th step with weight k: far less noise for a little staleness.
-        batch_norm: "coupled" differentiates through the batch's statistics; "held" gives the part of the batch a
-            forward pass of its own with the whole batch's statistics as constants, which costs less for a small
-            fraction and is another quantity: the Fisher of items that do not depend on each other.
         gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "whole" also counts how
             the labels' distribution moves with the weights, the true gradient of the Fisher term (it needs a
             likelihood with a `score`). Parameters of the likelihood always get the true gradient.
@@ -74,15 +70,12 @@ class Fisher:
     fraction: float = 1.0
     groups: int = 1
     memory: float = 0.0
-    batch_norm: Literal["coupled", "held"] = "coupled"
     gradient: Literal["held", "whole"] = "held"
 
     def __post_init__(self) -> None:
         _check_settings("Fisher", self.every, self.fraction, self.groups)
         if not 0 <= self.memory < 1:
             raise ConfigError(f"Fisher(memory={self.memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
-        if self.batch_norm not in ("coupled", "held"):
-            raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'coupled' or 'held'")
         if self.gradient not in ("held", "whole"):
             raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's) or 'whole'")
 
@@ -101,7 +94,6 @@ class Fisher:
             self.fraction,
             self.groups,
             lambda part: draw(bnn, part, generator, create_graph),
-            hold=self.batch_norm == "held",
         )
 
 
@@ -224,39 +216,25 @@ def _estimate_in_groups(
     fraction: float,
     groups: int,
     gradient_fn: GradientFn,
-    hold: bool = False,
 ) -> tuple[Tensor, SquaredGradients]:
-    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups, hold)
+    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups)
     total = torch.stack([part.log_likelihood_sum(bnn) for part in for_likelihood]).sum()
     num_items = sum(part.batch.size for part in for_curvature)
     return total / batch.size, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
 
 
-def _split(
-    bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int, hold: bool
-) -> tuple[list[Pass], list[Pass]]:
+def _split(bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int) -> tuple[list[Pass], list[Pass]]:
     """Return the passes that make up the batch, and those whose gradients are squared, one a group."""
-    coupled = couples_items(bnn.network)
-    if fraction == 1 and groups == 1 and not (coupled and hold):
+    if fraction == 1 and groups == 1:
         whole = [forward(bnn, batch)]
         return whole, whole
     num_chosen = max(1, round(fraction * batch.size))
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
     chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
     rest = [order[num_chosen:]] if num_chosen < batch.size else []
-    divisible = tree.leading_size(batch.x) == batch.size
-    if divisible and not coupled:
+    if not couples_items(bnn.network) and tree.leading_size(batch.x) == batch.size:
         squared = [forward(bnn, batch.take(items)) for items in chosen]
         return squared + [forward(bnn, batch.take(items)) for items in rest], squared
-    if divisible and hold:
-        statistics = BatchStatistics()
-        with statistics.recorded():
-            whole = forward(bnn, batch)
-        squared = []
-        for items in chosen:
-            with statistics.held(bnn.network):
-                squared.append(forward(bnn, batch.take(items)))
-        return [whole], squared
     whole = forward(bnn, batch)
     return [whole], [Pass(batch.take(items), tree.take(whole.outputs, items)) for items in chosen]
 
