@@ -190,6 +190,35 @@ def test_skipped_steps_have_no_curvature_and_the_others_k_times_theirs(kind):
     assert values[0][0] != 0
 
 
+def loss_gradients(bnn, objective, x, y, step):
+    bnn.zero_grad()
+    terms = objective(bnn, x, y, step=step)
+    terms.loss.backward()
+    found = {name: p.grad.clone() for name, p in bnn.named_parameters() if p.grad is not None}
+    return found | {"curvature": terms.curvature, "loss": terms.loss.detach()}
+
+
+@pytest.mark.parametrize("name", ["mlp-categorical", "mlp-gaussian", "subset"])
+def test_memory_serves_the_average_of_past_evaluations_in_every_step_with_weight_one(name):
+    """With weights that stay, the penalty and all its gradients are the weighted averages of those evaluated so far."""
+    bnn, x, y = next(case for case in CASES if case.name == name).make()
+    skipped = varlap.VL(N, BETA, curvature=varlap.Fisher(every=1000))
+    without = loss_gradients(bnn, skipped, x, y, step=1)
+    remembering = varlap.VL(N, BETA, curvature=varlap.Fisher(every=2, memory=0.6))
+    evaluations = []
+    for step in range(6):
+        if step % 2 == 0:
+            evaluated = loss_gradients(bnn, varlap.VL(N, BETA), x, y, step)
+            evaluations.append({key: value - without[key] for key, value in evaluated.items()})
+        shares = [0.6 ** (len(evaluations) - 1 - age) for age in range(len(evaluations))]
+        expected = {
+            key: base + sum(w * e[key] for w, e in zip(shares, evaluations, strict=True)) / sum(shares)
+            for key, base in without.items()
+        }
+        assert_close(loss_gradients(bnn, remembering, x, y, step), expected, 1e-13)
+    assert evaluations[0]["curvature"] > 1e-3
+
+
 # -- warm-up -----------------------------------------------------------------------------------------------------
 
 
@@ -215,11 +244,12 @@ def test_closed_form_uses_the_beta_of_the_step():
 # -- resuming ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("memory", [0.0, 0.8])
 @pytest.mark.parametrize("variances", ["learnt", "closed-form"])
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(variances):
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(variances, memory):
     def start():
         bnn, x, y = CASES[0].make()
-        fisher = varlap.Fisher(every=2, fraction=0.6)
+        fisher = varlap.Fisher(every=2, fraction=0.6, memory=memory)
         objective = varlap.VL(N, BETA, curvature=fisher, variances=variances, beta_warmup_steps=5)
         return bnn, objective, varlap.adam(bnn, lr=1e-2), x, y
 

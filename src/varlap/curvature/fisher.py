@@ -52,12 +52,14 @@ class Fisher:
 
     Args:
         every: evaluate the curvature every k-th step, with weight k: right on average over the steps.
-        fraction: evaluate it on a random part of the batch. Without batch norm this saves the rest's share of the
-            work; batch norm in training mode couples the items, so there the part is taken after a forward pass of
-            the whole batch.
+        fraction: evaluate it on a random part of the batch, which saves the rest's share of the work, except with batch
+            norm in training mode, which couples the items (see `batch_norm`).
         groups: square the gradients of that many groups separately: same expectation, less variance.
         memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
             instead of the newest value in every k-th step with weight k: far less noise for a little staleness.
+        batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
+            forward pass of the whole batch, so that only the rest's last layer is saved; "part" gives it a pass of its
+            own, which costs its share, and is the Fisher of a smaller batch: another quantity, though close.
         gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "whole" also counts how
             the labels' distribution moves with the weights, the true gradient of the Fisher term (it needs a
             likelihood with a `score`). Parameters of the likelihood always get the true gradient.
@@ -70,12 +72,15 @@ class Fisher:
     fraction: float = 1.0
     groups: int = 1
     memory: float = 0.0
+    batch_norm: Literal["whole", "part"] = "whole"
     gradient: Literal["held", "whole"] = "held"
 
     def __post_init__(self) -> None:
         _check_settings("Fisher", self.every, self.fraction, self.groups)
         if not 0 <= self.memory < 1:
             raise ConfigError(f"Fisher(memory={self.memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
+        if self.batch_norm not in ("whole", "part"):
+            raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'whole' or 'part'")
         if self.gradient not in ("held", "whole"):
             raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's) or 'whole'")
 
@@ -94,6 +99,7 @@ class Fisher:
             self.fraction,
             self.groups,
             lambda part: draw(bnn, part, generator, create_graph),
+            own_statistics=self.batch_norm == "part",
         )
 
 
@@ -216,14 +222,17 @@ def _estimate_in_groups(
     fraction: float,
     groups: int,
     gradient_fn: GradientFn,
+    own_statistics: bool = False,
 ) -> tuple[Tensor, SquaredGradients]:
-    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups)
+    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups, own_statistics)
     total = torch.stack([part.log_likelihood_sum(bnn) for part in for_likelihood]).sum()
     num_items = sum(part.batch.size for part in for_curvature)
     return total / batch.size, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
 
 
-def _split(bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int) -> tuple[list[Pass], list[Pass]]:
+def _split(
+    bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int, own_statistics: bool
+) -> tuple[list[Pass], list[Pass]]:
     """Return the passes that make up the batch, and those whose gradients are squared, one a group."""
     if fraction == 1 and groups == 1:
         whole = [forward(bnn, batch)]
@@ -232,10 +241,14 @@ def _split(bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: in
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
     chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
     rest = [order[num_chosen:]] if num_chosen < batch.size else []
-    if not couples_items(bnn.network) and tree.leading_size(batch.x) == batch.size:
+    divisible = tree.leading_size(batch.x) == batch.size
+    if divisible and not couples_items(bnn.network):
         squared = [forward(bnn, batch.take(items)) for items in chosen]
         return squared + [forward(bnn, batch.take(items)) for items in rest], squared
     whole = forward(bnn, batch)
+    if divisible and own_statistics:
+        with bnn.buffers_restored():
+            return [whole], [forward(bnn, batch.take(items)) for items in chosen]
     return [whole], [Pass(batch.take(items), tree.take(whole.outputs, items)) for items in chosen]
 
 

@@ -7,7 +7,6 @@ from varlap.errors import VarlapWarning
 from varlap.models import find_kinks
 from varlap.objectives.objective import Context, Objective, prepared
 from varlap.posterior.bnn import BNN
-from varlap.posterior.buffers import KeptBuffers
 
 _inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
@@ -17,11 +16,8 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
     bnn = context.bnn
     if bnn in _inspected:
         return
-    with prepared(context):
-        buffers = KeptBuffers(bnn.network)
+    with prepared(context), bnn.buffers_restored():
         kinks = find_kinks(bnn.network, lambda: bnn.outputs(context.batch.x))
-        buffers.put_back()
-    _inspected.add(bnn)  # only now: a batch that does not fit must not swallow the warning
     if kinks:
         places = ", ".join(f"{kink.kind} at {kink.where}" for kink in kinks[:8])
         more = f" and {len(kinks) - 8} more" if len(kinks) > 8 else ""

@@ -17,7 +17,6 @@ from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
 from varlap.posterior.bnn import BNN
-from varlap.posterior.buffers import KeptBuffers
 from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean, quadratic_part
 from varlap.streams import Streams, current_rank
 
@@ -218,16 +217,15 @@ def prepared(context: Context) -> Iterator[None]:
     """Surround an evaluation: gradients on, dropout seeded, and the network's buffers put back if anything fails."""
     bnn = context.bnn
     frozen = [mean for mean in bnn.means().values() if not mean.requires_grad]
-    moving = [bnn.network] if any(module.training for module in bnn.network.modules()) else []
-    buffers = KeptBuffers(*moving, *([bnn.prior_scale] if bnn.prior.learnt else []))
-    with torch.enable_grad(), context.streams.around_network(bnn.device):
+    with (
+        torch.enable_grad(),
+        context.streams.around_network(bnn.device),
+        bnn.buffers_restored(only_on_error=True),
+    ):
         try:
             for mean in frozen:  # its variance still needs the curvature
                 mean.requires_grad_(True)
             yield
-        except BaseException:
-            buffers.put_back()
-            raise
         finally:
             for mean in frozen:
                 mean.requires_grad_(False)

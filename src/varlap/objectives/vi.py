@@ -9,8 +9,6 @@ from torch import Tensor
 from varlap.curvature.protocol import forward
 from varlap.errors import ConfigError
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
-from varlap.posterior.bnn import BNN
-from varlap.posterior.buffers import KeptBuffers
 
 
 class VI(Objective):
@@ -56,7 +54,7 @@ class VI(Objective):
         terms = []
         for number, noise in enumerate(self._noises(context)):
             # Running statistics move once a step, however many samples there are.
-            with bnn.perturbed(noise), _buffers_kept(bnn) if number else contextlib.nullcontext():
+            with bnn.perturbed(noise), bnn.buffers_restored() if number else contextlib.nullcontext():
                 terms.append(_sampled_term(context, noise))
         return DataTerm(
             torch.stack([term.log_likelihood for term in terms]).mean(),
@@ -91,10 +89,3 @@ def _sampled_term(context: Context, noise: dict[str, Tensor]) -> DataTerm:
 
 def _average(samples: list[Gradients]) -> Gradients:
     return {name: torch.stack([sample[name] for sample in samples]).mean(0) for name in samples[0]}
-
-
-@contextlib.contextmanager
-def _buffers_kept(bnn: BNN) -> Iterator[None]:
-    kept = KeptBuffers(bnn.network)
-    yield
-    kept.put_back()

@@ -175,6 +175,27 @@ class BNN(nn.Module):
             for module, mode in modes:
                 module.training = mode
 
+    @contextlib.contextmanager
+    def buffers_restored(self, *, only_on_error: bool = False) -> Iterator[None]:
+        """Put running statistics and other buffers back afterwards, always or only if the body raises.
+
+        >>> bnn = BNN(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))).train()
+        >>> with bnn.buffers_restored():
+        ...     _ = bnn(torch.randn(8, 2) + 5)
+        >>> bnn.network[0].running_mean
+        tensor([0., 0.])
+        """
+        kept = [(buffer, buffer.clone()) for buffer in self.network.buffers()] if self.network.training else []
+        sound = False
+        try:
+            yield
+            sound = True
+        finally:
+            if not (sound and only_on_error):
+                with torch.no_grad():
+                    for buffer, value in kept:
+                        buffer.copy_(value)
+
     # -- the posterior ------------------------------------------------------------------------------------------
 
     def refit_prior(self) -> None:

@@ -92,14 +92,10 @@ def _rehearse(
 ) -> tuple[list[tuple[str, Draw]], Evaluation]:
     """Evaluate once, eagerly and leaving nothing behind, to learn what is drawn and which gradients there are."""
     bnn = context.bnn
-    buffers = [(buffer, buffer.clone()) for buffer in bnn.buffers()]
     order: list[tuple[str, Draw]] = []
     tapes = {p: _Noting(p, order, context.streams.generator(p, d or bnn.device)) for p, d in PURPOSES.items()}
-    with prepared(context), around():
+    with prepared(context), bnn.buffers_restored(), around():
         sample = objective.value_and_gradients(replace(context, streams=replace(context.streams, tapes=tapes)))
-    with torch.no_grad():
-        for buffer, kept in buffers:
-            buffer.copy_(kept)
     return order, sample
 
 
