@@ -1,7 +1,7 @@
 """The shared list of cases: small float64 networks of every kind, each with a likelihood, a batch and targets.
 
-    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-    def test_...(case): bnn, x, y = case.make()
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_...(case): bnn, x, y = case.make()
 """
 
 from collections.abc import Callable

@@ -308,10 +308,21 @@ def test_gradient_with_a_checkpoint_equals_the_gradient_without(body):
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-10, atol=1e-13, msg=name)
 
 
-def test_reassigned_buffer_moves_once_a_step_as_in_ordinary_training():
+twice = pytest.mark.xfail(
+    reason="on a part of the batch, networks without batch norm are called once for the part and once for the rest",
+    strict=True,
+)
+by_curvature = pytest.mark.parametrize(
+    "curvature", [varlap.Fisher(), pytest.param(None, marks=twice)], ids=["whole batch", "default"]
+)
+
+
+@by_curvature
+def test_reassigned_buffer_moves_once_a_step_as_in_ordinary_training(curvature):
     bnn, x, y = NAMED["reassigned-buffer"].make()
     plain = copy.deepcopy(bnn.network)
-    for objective in (varlap.VL(num_data=60), varlap.VI(num_data=60, num_samples=3), varlap.MAP(num_data=60)):
+    vl, vi = varlap.VL(num_data=60, curvature=curvature), varlap.VI(num_data=60, num_samples=3)
+    for objective in (vl, vi, varlap.VLHessian(num_data=60), varlap.MAP(num_data=60)):
         objective(bnn, x, y)
         plain(x)
         assert bnn.network.count == plain.count
@@ -331,10 +342,11 @@ def test_batch_norm_moves_its_statistics_once_a_step(objective):
         torch.testing.assert_close(bnn.network[1].running_var, twin[1].running_var)
 
 
-def test_spectral_norm_moves_its_vectors_once_a_step():
+@by_curvature
+def test_spectral_norm_moves_its_vectors_once_a_step(curvature):
     bnn, x, y = NAMED["spectral-norm"].make()
     twin = copy.deepcopy(bnn.network)
-    varlap.VL(num_data=60)(bnn, x, y)
+    varlap.VL(num_data=60, curvature=curvature)(bnn, x, y)
     twin(x)
     for (name, buffer), (_, expected) in zip(bnn.network.named_buffers(), twin.named_buffers(), strict=True):
         torch.testing.assert_close(buffer, expected, msg=name)

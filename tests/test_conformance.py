@@ -26,6 +26,7 @@ OBJECTIVES = {
     "vi": lambda: varlap.VI(S),
     "vi-antithetic": lambda: varlap.VI(S, beta=0.5, num_samples=2, antithetic=True, beta_warmup_steps=3),
     "vl": lambda: varlap.VL(S),
+    "vl-paper": lambda: varlap.VL(S, curvature=varlap.Fisher()),
     "vl-parts": lambda: varlap.VL(S, beta=0.5, curvature=varlap.Fisher(every=2, fraction=0.5, groups=2)),
     "vl-whole": lambda: varlap.VL(S, curvature=varlap.Fisher(gradient="whole")),
     "vl-exact": lambda: varlap.VL(S, curvature=varlap.ExactFisher()),

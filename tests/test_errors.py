@@ -126,6 +126,9 @@ def test_beta_that_is_no_temperature_is_refused(objective, beta):
         (lambda: varlap.Fisher(fraction=math.nan), r"Fisher\(fraction=nan\) must be in \(0, 1\]"),
         (lambda: varlap.Fisher(groups=0), r"Fisher\(groups=0\) must be a whole number, at least 1"),
         (lambda: varlap.Fisher(groups=1.5), r"Fisher\(groups=1\.5\) must be a whole number"),
+        (lambda: varlap.Fisher(memory=1.0), r"Fisher\(memory=1\.0\) must be in \[0, 1\); 0\.9 averages about 10"),
+        (lambda: varlap.Fisher(memory=-0.1), r"Fisher\(memory=-0\.1\) must be in \[0, 1\)"),
+        (lambda: varlap.Fisher(batch_norm="own"), r"Fisher\(batch_norm='own'\): choose 'whole' or 'part'"),
         (lambda: varlap.Fisher(gradient="full"), r"Fisher\(gradient='full'\): choose 'held' \(the paper's\) or"),
         (lambda: varlap.EmpiricalFisher(every=-1), r"EmpiricalFisher\(every=-1\) must be"),
         (lambda: varlap.EmpiricalFisher(fraction=2), r"EmpiricalFisher\(fraction=2\) must be"),
@@ -273,17 +276,24 @@ def test_targets_that_do_not_fit_the_outputs_are_refused(objective, mistake):
 
 
 def test_targets_of_another_shape_than_half_the_outputs_are_refused():
-    bnn = varlap.BNN(nn.Linear(4, 4), "heteroscedastic")
-    with refused(BatchError, r"needs targets of shape \(6, 2\), half of the outputs' \(6, 4\), got \(6,\)", bnn):
-        varlap.VL(num_data=10)(bnn, batch()[0], torch.zeros(6))
+    bnn, tries = varlap.BNN(nn.Linear(4, 4), "heteroscedastic"), varlap.VL(num_data=10, curvature=varlap.Fisher())
+    with refused(BatchError, r"needs targets of shape \(6, 2\), half of the outputs' \(6, 4\), got \(6,\)", bnn, tries):
+        tries(bnn, batch()[0], torch.zeros(6))
 
 
 def test_outputs_without_a_class_dimension_are_refused():
     bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))
-    with refused(
-        BatchError, r"needs outputs of shape \[S, K\].*got \(6,\); for one logit.*likelihood='bernoulli'", bnn
-    ):
-        varlap.VL(num_data=10)(bnn, *batch())
+    tries = varlap.VL(num_data=10, curvature=varlap.Fisher())
+    message = r"needs outputs of shape \[S, K\].*got \(6,\); for one logit.*likelihood='bernoulli'"
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, *batch())
+
+
+@pytest.mark.xfail(reason="VL's default looks at parts of a batch, and the message has the part's shape", strict=True)
+def test_message_about_shapes_has_those_of_the_batch_that_was_passed():
+    bnn, tries = varlap.BNN(nn.Linear(4, 3), "gaussian"), varlap.VL(num_data=10)
+    with refused(BatchError, r"outputs' shape \(6, 3\), got \(6, 1\)", bnn, tries):
+        tries(bnn, batch()[0], torch.zeros(6, 1))
 
 
 def test_structured_outputs_are_refused_with_the_option_that_reads_them():
@@ -538,6 +548,20 @@ def test_failed_step_leaves_the_running_fisher_as_it_was():
     bnn.network.value = math.nan
     with refused(NonFiniteError, "step 1", bnn, tries):
         tries(bnn, *batch())
+
+
+@pytest.mark.parametrize("curvature", [varlap.Fisher(), varlap.Fisher(every=4, memory=0.9)], ids=["each", "memory"])
+def test_training_goes_on_after_a_failed_first_step(curvature):
+    """Sums that nothing was added to would have the mean 0/0."""
+    bnn = varlap.BNN(Overflows(math.nan))
+    tries = varlap.VL(num_data=10, curvature=curvature, variances="closed-form", beta_warmup_steps=0)
+    with refused(NonFiniteError, "step 0", bnn, tries):
+        tries(bnn, *batch(), step=0)
+    tries.update_variances(bnn)
+    assert all(bool(log_sigma.isfinite().all()) for log_sigma in bnn.log_sigma.values())
+    bnn.network.value = 1.0
+    for step in range(1, 6):
+        assert bool(tries(bnn, *batch(), step=step).loss.isfinite())
 
 
 @by_objective

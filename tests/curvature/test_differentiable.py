@@ -138,7 +138,7 @@ def wrapped(network: nn.Module, x, dtype=torch.float64) -> tuple[varlap.BNN, obj
 
 
 def gradients_of_vl(bnn, x, y) -> tuple[Tensor, list[Tensor]]:
-    loss = varlap.VL(num_data=N, beta=BETA)(bnn, x, y).loss
+    loss = varlap.VL(num_data=N, beta=BETA, curvature=varlap.Fisher())(bnn, x, y).loss  # the paper's: the whole batch
     tensors = [*bnn.means().values(), *bnn.log_sigma.values()]
     return loss.detach(), list(torch.autograd.grad(loss, tensors))
 

@@ -11,6 +11,7 @@ from torch import Tensor, distributions, nn
 
 import varlap
 from cases import CASES, LIKELIHOOD_CASES, case
+from varlap.curvature.differentiable import twice_differentiable
 from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch, checked_batch
 from varlap.streams import Streams, Tape
@@ -140,12 +141,12 @@ def draws(curvature, bnn, x, y, weights=None, num_draws=NUM_DRAWS) -> Tensor:
 
 
 def assert_unbiased(rows: Tensor, truth: Tensor) -> None:
-    """Compare the mean of 400 draws with the truth, in standard errors, for each weight and for all together.
+    """Compare the mean of 256 draws with the truth, in standard errors, for each weight and for all together.
 
-    Squared gradients are about χ²₁, whose skew gives their t-statistic a far heavier tail than the normal's: 12 million
-    simulated means of 400 χ²₁ were off by 7 standard errors twice. So with other seeds one weight raises a false alarm
-    with probability 2e-7, all 35 tests of 37 to 89 weights together with less than 4e-4 (Bonferroni). The mean over the
-    weights of estimate/truth, closer to a normal variable, is held to 5 standard errors: 35 × 6e-7 if it were one.
+    Squared gradients are about χ²₁, whose skew gives their t-statistic a far heavier tail than the normal's: of 12
+    million simulated means of 256 χ²₁, 11 were off by 7 standard errors. So with other seeds one weight raises a false
+    alarm with probability 1e-6, all 35 tests of 37 to 89 weights together with less than 2e-3 (Bonferroni). The mean
+    over the weights of estimate/truth, of smaller skew, is held to 5: less than 35 × 1e-4, χ²₁'s own rate there.
     """
     moving = truth > 1e-20 * truth.max()  # a bias before batch norm has a gradient of rounding size only
     assert (rows[:, ~moving] < 1e-20).all()
@@ -229,6 +230,37 @@ def test_expectation_over_all_labels_and_orders_is_exactly_the_enumerated_fisher
     torch.testing.assert_close(chances @ rows, enumerated_fisher(bnn, x, y, weights), rtol=1e-12, atol=1e-14)
 
 
+def test_a_part_with_statistics_of_its_own_has_the_fisher_of_a_smaller_batch():
+    """Fisher(batch_norm="part"): the mean over all parts of the Fisher that each part has alone, another quantity."""
+    bnn, x, y = scripted(small_network(batch_norm=True))
+    curvature = varlap.Fisher(fraction=0.7, batch_norm="part")  # two items of three
+    total, expected = torch.zeros(bnn.num_weights(), dtype=torch.float64), []
+    for order in itertools.permutations(range(3)):
+        part = list(order[:2])
+        probs = bnn.outputs(x[part]).softmax(1).detach()
+        expected.append(enumerated_fisher(bnn, x[part], y[part]))
+        for labels in itertools.product(range(3), repeat=2):
+            bnn.likelihood.labels = torch.zeros(3, dtype=torch.long)
+            bnn.likelihood.labels[part] = torch.tensor(labels)
+            tapes = {"labels": Tape(), "subset": Tape(numbers=[torch.tensor(order)])}
+            with twice_differentiable(bnn.network):
+                found = curvature.estimate(bnn, batch_of(x, y), Streams(0, 0, tapes=tapes), False)[1]
+            total += probs[range(2), labels].prod() / 6 * flat(found.diagonal())
+    torch.testing.assert_close(total, torch.stack(expected).mean(0), rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(total, enumerated_fisher(bnn, x, y), rtol=0.01)
+
+
+def test_a_part_with_statistics_of_its_own_has_a_pass_of_its_own_and_moves_no_running_statistics():
+    bnn, x, y = BATCH_NORM.make()
+    twin, _, _ = BATCH_NORM.make()
+    curvature = varlap.Fisher(fraction=0.4, batch_norm="part")
+    assert sizes_of_calls(curvature, bnn, x, y) == [5, 2]
+    twin.outputs(x)
+    for (name, moved), once in zip(bnn.named_buffers(), twin.buffers(), strict=True):
+        assert torch.equal(moved, once), name
+    assert sizes_of_calls(curvature, bnn.eval(), x, y) == [2, 3]
+
+
 def test_groups_reduce_the_variance_as_the_theory_of_independent_scores_predicts():
     """Var f = [Σᵢ κ₄ᵢ + 2 Σ_g (Σ_{i∈g} vᵢ)²]/S²: the fewer items are squared together, the less of the second term."""
     bnn, x, y = scripted(small_network(batch_norm=True))
@@ -291,7 +323,8 @@ def test_empirical_fisher_in_groups_of_one_averages_squares_and_a_fraction_is_th
 
 def sizes_of_calls(curvature, bnn, x, y) -> list[int]:
     sizes = []
-    with bnn.network.register_forward_hook(lambda module, args, output: sizes.append(len(output))):
+    counting = bnn.network.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    with counting, twice_differentiable(bnn.network):
         curvature.estimate(bnn, batch_of(x, y), Streams(0, 0), False)
     return sizes
 
@@ -412,6 +445,16 @@ def test_settings_that_cannot_be_right_are_refused(kind, settings, message):
         kind(**settings)
 
 
-def test_a_kind_of_gradient_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigError, match=r"Fisher\(gradient='hold'\): choose 'held' \(the paper's\) or 'whole'"):
-        varlap.Fisher(gradient="hold")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gradient": "hold"}, r"Fisher\(gradient='hold'\): choose 'held' \(the paper's\) or 'whole'"),
+        ({"batch_norm": "none"}, r"Fisher\(batch_norm='none'\): choose 'whole' or 'part'"),
+        ({"memory": 1.0}, r"Fisher\(memory=1\.0\) must be in \[0, 1\); 0\.9 averages about 10 evaluations"),
+        ({"memory": math.nan}, r"Fisher\(memory=nan\) must be in \[0, 1\)"),
+    ],
+    ids=str,
+)
+def test_choices_that_do_not_exist_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        varlap.Fisher(**settings)

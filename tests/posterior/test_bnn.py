@@ -100,6 +100,14 @@ def test_random_state_is_untouched_by_wrapping_drawing_and_predicting():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_built_in_likelihood_follows_the_networks_dtype_and_an_own_one_stays_as_it_is(dtype):
+    assert varlap.BNN(mlp().to(dtype), "gaussian").likelihood.log_noise.dtype == dtype
+    own = varlap.Gaussian().half()
+    assert varlap.BNN(mlp().to(dtype), own).likelihood is own
+    assert own.log_noise.dtype == torch.float16
+
+
 def test_unknown_choice_of_variances_is_refused():
     with pytest.raises(ConfigError, match="variances='all': choose 'per-weight' or 'one'"):
         varlap.BNN(mlp(), variances="all")
@@ -385,6 +393,7 @@ def test_frozen_parameter_that_is_selected_learns_its_variance_only():
     optimizer.step()
     assert_same(before, network[0])
     assert not network[0].weight.requires_grad
+    assert not any(p is network[0].weight for group in optimizer.param_groups for p in group["params"])
     assert bnn.log_sigma["0.weight"].grad.abs().min() > 0
 
 
@@ -552,14 +561,19 @@ def test_shared_parameters_are_drawn_once():
     class Shared(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = self.again = nn.Linear(4, 4)
+            self.first = self.again = nn.Linear(4, 4, bias=False)
+            self.tied = nn.Linear(4, 4, bias=False)
+            self.tied.weight = self.first.weight
 
         def forward(self, x):
-            return self.first(x) - self.again(x)
+            return torch.stack([self.first(x), self.again(x), self.tied(x)])
 
     bnn = varlap.BNN(Shared())
     with bnn.sample(generator()):
-        assert torch.equal(bnn(batch()[0]), torch.zeros(6, 4))
+        first, again, tied = bnn(batch()[0])
+    assert torch.equal(first, again)
+    assert torch.equal(first, tied)
+    assert not torch.equal(first, bnn(batch()[0])[0])
 
 
 def test_draws_differ_inside_one_autocast_region():

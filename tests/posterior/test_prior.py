@@ -65,6 +65,7 @@ FAN_INS = [
         nn.MultiheadAttention(6, 2, kdim=4, vdim=3, bias=False),
         {"q_proj_weight": 6, "k_proj_weight": 4, "v_proj_weight": 3, "out_proj.weight": 6},
     ),
+    (nn.MultiheadAttention(1, 1, bias=False), {"in_proj_weight": 1, "out_proj.weight": 1}),
     (nn.LayerNorm((4, 5)), {"weight": VECTORS, "bias": VECTORS}),
     (nn.RMSNorm((4, 5)), {"weight": VECTORS}),
     (nn.BatchNorm2d(4), {"weight": VECTORS, "bias": VECTORS}),

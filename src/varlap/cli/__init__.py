@@ -11,6 +11,3 @@ app = typer.Typer(
 app.command()(demo)
 
 app.add_typer(bench, name="bench")
-
-if __name__ == "__main__":
-    app()

@@ -18,6 +18,7 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
         return
     with prepared(context), bnn.buffers_restored():
         kinks = find_kinks(bnn.network, lambda: bnn.outputs(context.batch.x))
+    _inspected.add(bnn)  # only now: a batch that does not fit must not swallow the warning
     if kinks:
         places = ", ".join(f"{kink.kind} at {kink.where}" for kink in kinks[:8])
         more = f" and {len(kinks) - 8} more" if len(kinks) > 8 else ""

@@ -123,9 +123,15 @@ class Objective(ABC):
         streams = Streams(self.seed, at, micro_batch, current_rank())
         context = Context(bnn, batch, streams, self.beta_at(at), with_grad)
         self.inspect(context)
-        with prepared(context):
-            evaluation = self.value_and_gradients(context)
-            _check_evaluation(evaluation, at)
+        empty = [running for running in self.running_means().values() if not running]
+        try:
+            with prepared(context):
+                evaluation = self.value_and_gradients(context)
+                _check_evaluation(evaluation, at)
+        except BaseException:
+            for running in empty:  # sums that nothing was added to have no mean
+                running.sums = {}
+            raise
         if with_grad:
             write(evaluation.updates)
             self.num_calls += step is None

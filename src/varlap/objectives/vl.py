@@ -15,6 +15,9 @@ from varlap.posterior.mean_field import set_optimal_variances
 
 Variances = Literal["learnt", "closed-form"]
 
+# What measured best for its cost (docs/performance.md); `Fisher()` is the paper's, on the whole batch in every step.
+DEFAULT_CURVATURE = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
+
 
 class VL(Objective):
     """Eq. 30: (1/S) Σ log p(y|x, μ) − (S/2) Σ σ² ḡ² − (β/N) KL, with ḡ the gradient for labels drawn from the model.
@@ -22,7 +25,8 @@ class VL(Objective):
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
-        curvature: how the Fisher is estimated; `Fisher(every=..., fraction=..., groups=...)` does less work.
+        curvature: how the Fisher is estimated: by default on a quarter of the batch in every fourth step, remembered in
+            between; `Fisher()` is the paper's way, on the whole batch in every step.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
@@ -58,7 +62,7 @@ class VL(Objective):
                 "warm-up the variances jump to the prior's; pass 0 if that is what you want"
             )
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
-        self.curvature: Curvature = Fisher() if curvature is None else curvature
+        self.curvature: Curvature = DEFAULT_CURVATURE if curvature is None else curvature
         self.variances: Variances = variances
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(getattr(self.curvature, "memory", 0.0)) for _ in range(2))

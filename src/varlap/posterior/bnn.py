@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods import Likelihood, Prediction, choose_likelihood
+from varlap.posterior.buffers import KeptBuffers
 from varlap.posterior.installed import installed
 from varlap.posterior.kl import kl_divergence
 from varlap.posterior.mean_field import reparameterise
@@ -185,16 +186,15 @@ class BNN(nn.Module):
         >>> bnn.network[0].running_mean
         tensor([0., 0.])
         """
-        kept = [(buffer, buffer.clone()) for buffer in self.network.buffers()] if self.network.training else []
+        moving = [self.network] if any(module.training for module in self.network.modules()) else []
+        kept = KeptBuffers(*moving, *([self.prior_scale] if self.prior.learnt else []))
         sound = False
         try:
             yield
             sound = True
         finally:
             if not (sound and only_on_error):
-                with torch.no_grad():
-                    for buffer, value in kept:
-                        buffer.copy_(value)
+                kept.put_back()
 
     # -- the posterior ------------------------------------------------------------------------------------------
 

@@ -70,20 +70,18 @@ class TrainingStep:
     def _eager(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
         with self._around():
             terms = self.objective(self.bnn, x, y, step=number, weights=weights)
+        # Where a compiled step fills the gradients they hold its last ones, and must stay in their place.
+        self.optimizer.zero_grad(set_to_none=not self._compiled)
         terms.loss.backward()
         self.optimizer.step()
         self.objective.update_variances(self.bnn, step=number)
-        # Gradients stay allocated where a compiled step fills them.
-        self.optimizer.zero_grad(set_to_none=not self._compiled)
         return torch.stack([terms.log_likelihood.to(terms.kl.dtype), terms.curvature.to(terms.kl.dtype), terms.kl])
 
     def _replay(self, x: Any, y: Any, weights: Tensor | None, number: int) -> "_Replay | None":
         curvature = getattr(self.objective, "curvature", None)
-        # Steps with and without curvature are two graphs, and so are those before and after there is a memory.
-        key = (
-            curvature is not None and bool(curvature.weight(number)),
-            *map(bool, self.objective.running_means().values()),
-        )
+        # Steps with and without curvature are two graphs; without, it matters whether there is a memory yet.
+        remembered = tuple(map(bool, self.objective.running_means().values()))
+        key = "with curvature" if curvature is not None and curvature.weight(number) else remembered
         if key not in self._replays:
             batch = checked_batch(x, y, weights, num_data=self.objective.num_data, step=number)
             streams = Streams(self.objective.seed, number, 0, current_rank())

@@ -1,0 +1,167 @@
+"""What less curvature work costs in quality: test NLL of MAP, exact VL and VL's default, by paired seeds.
+
+    VARLAP_DATA=... python benchmarks/curvature_quality.py --data cifar10 --out results/bench/quality.json
+
+PreactResNet-18 with softplus, batch 128, Adam 1e-3 with a cosine schedule, crop and flip, predictions by the mean.
+Each method is set up once and started again for each seed, with the same weights and batches for all methods.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import varlap
+from varlap.streams import Streams
+
+BATCH_SIZE, LR = 128, 1e-3
+CURVATURES = {
+    "vl-exact": varlap.Fisher(),
+    "vl-default": varlap.VL(1).curvature,
+    "vl-every-4": varlap.Fisher(every=4),
+    "vl-every-6": varlap.Fisher(every=6),
+    "vl-every-6-memory-0.8": varlap.Fisher(every=6, memory=0.8),
+    "vl-every-8-memory-0.8": varlap.Fisher(every=8, memory=0.8),
+    "vl-every-6-memory-0.8-half": varlap.Fisher(every=6, memory=0.8, fraction=0.5, batch_norm="part"),
+    "vl-every-8-memory-0.8-half": varlap.Fisher(every=8, memory=0.8, fraction=0.5, batch_norm="part"),
+}
+
+
+def network(args: argparse.Namespace, data: varlap.data.ArrayData, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    channels = data.image_shape[0]
+    return varlap.models.preact_resnet18(data.num_classes, channels, args.width).to(args.device)
+
+
+class Runner:
+    """One method, set up once."""
+
+    def __init__(self, method: str, args: argparse.Namespace, data: varlap.data.ArrayData) -> None:
+        self.args, self.data = args, data
+        num_data = len(data.train_labels)
+        if method == "map":
+            self.objective: Any = varlap.MAP(num_data, args.beta)
+        else:
+            self.objective = varlap.VL(num_data, args.beta, curvature=CURVATURES[method])
+        self.bnn = varlap.BNN(network(args, data, 0).to(memory_format=torch.channels_last)).train()
+        self.log_sigma = {name: t.detach().clone() for name, t in self.bnn.log_sigma.items()}
+        on_cuda = args.device == "cuda"
+        self.optimizer = varlap.adam(self.bnn, LR, fused=on_cuda, capturable=on_cuda)
+        self.step = varlap.TrainingStep(self.bnn, self.objective, self.optimizer, precision=args.precision)
+        normalise = varlap.data.Normaliser.of(data.train_images)
+        self.train = normalise(data.train_images.to(args.device)), data.train_labels.to(args.device)
+        self.test = normalise(data.test_images.to(args.device)), data.test_labels.to(args.device)
+
+    @torch.no_grad()
+    def restart(self, seed: int) -> None:
+        fresh = network(self.args, self.data, seed)
+        for own, new in zip(self.bnn.network.state_dict().values(), fresh.state_dict().values(), strict=True):
+            own.copy_(new)
+        for name, start in self.log_sigma.items():
+            self.bnn.log_sigma[name].copy_(start)
+        for state in self.optimizer.state.values():
+            for entry in state.values():
+                entry.zero_()
+        for running in self.objective.running_means().values():
+            for total in running.sums.values():
+                total.zero_()
+        self.objective.seed = seed
+
+    def run(self, seed: int) -> dict[str, Any]:
+        self.restart(seed)
+        images, labels = self.train
+        num_batches = len(labels) // BATCH_SIZE
+        total = self.args.epochs * num_batches
+        started = time.perf_counter()
+        for epoch in range(self.args.epochs):
+            order = torch.randperm(len(labels), generator=Streams(seed, epoch).generator("order", "cpu")).to(
+                labels.device
+            )
+            for index in range(num_batches):
+                number = epoch * num_batches + index
+                factor = varlap.FitSettings(epochs=1).lr_factor(number / total)
+                for group, rate in zip(self.optimizer.param_groups, (LR, 10 * LR), strict=True):
+                    if isinstance(group["lr"], torch.Tensor):
+                        group["lr"].fill_(rate * factor)
+                    else:
+                        group["lr"] = rate * factor
+                items = order[index * BATCH_SIZE : (index + 1) * BATCH_SIZE]
+                generator = Streams(seed, number).generator("augment", labels.device)
+                self.step(varlap.data.crop_and_flip(images[items], generator), labels[items], number=number)
+        if labels.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        scores = varlap.evaluate(self.bnn, self.test)
+        share = torch.cat(
+            [(self.bnn.log_sigma[n] - self.bnn.prior_scale[n].log()).flatten() for n in self.bnn.log_sigma]
+        )
+        return {"seed": seed, "seconds": seconds, "median_log_sigma_over_s": float(share.median()), **scores}
+
+
+def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Average over seeds, and the paired difference in NLL from exact VL with its standard error."""
+    exact = {run["seed"]: run["nll"] for run in runs.get("vl-exact", [])}
+    result = {}
+    for method, rows in runs.items():
+        row = {key: statistics.mean(r[key] for r in rows) for key in ("nll", "accuracy", "ece", "seconds")}
+        paired = [r["nll"] - exact[r["seed"]] for r in rows if r["seed"] in exact]
+        if paired and method != "vl-exact":
+            row["nll_minus_exact"] = statistics.mean(paired)
+            if len(paired) > 1:
+                row["standard_error"] = statistics.stdev(paired) / len(paired) ** 0.5
+        result[method] = row
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--methods", default="map,vl-exact,vl-default")
+    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--beta", type=float, default=0.01)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no run that would end after this many seconds"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    began = time.perf_counter()
+    data = varlap.data.load(args.data)
+    hardware = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
+    origin = {
+        "varlap": varlap.__version__,
+        "torch": torch.__version__,
+        "hardware": hardware,
+        "training_images": len(data.train_labels),
+    }
+    methods = args.methods.split(",")
+    spec = {key: value for key, value in vars(args).items() if key not in ("out", "seconds")}
+    spec["curvature"] = {method: repr(CURVATURES[method]) for method in methods if method in CURVATURES}
+    runners: dict[str, Runner] = {}
+    runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    for seed in range(args.seeds):
+        for method in methods:
+            last = max((run["seconds"] for run in runs[method]), default=0.0)
+            if time.perf_counter() - began + last > args.seconds:
+                print(f"no time for {method}, seed {seed}", flush=True)
+                continue
+            if method not in runners:
+                runners[method] = Runner(method, args, data)
+            runs[method].append(runners[method].run(seed))
+            print(method, runs[method][-1], flush=True)
+            finished = {name: rows for name, rows in runs.items() if rows}
+            result = {"spec": spec, "origin": origin, "summary": summary(finished), "runs": finished}
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""`fit` trains, repeats itself, and refuses what cannot be right."""
+
+import pytest
+import torch
+
+import varlap
+
+
+def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    return torch.randn(90, 2, generator=generator) + 3 * torch.eye(3)[y][:, :2], y
+
+
+def _fit(**settings):
+    torch.manual_seed(0)
+    bnn = varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
+    history = varlap.fit(bnn, varlap.VL(90, 0.1), _blobs(), **({"epochs": 3, "batch_size": 20, "lr": 1e-2} | settings))
+    return bnn, history
+
+
+def test_fit_improves_the_elbo_and_logs_each_epoch():
+    _, history = _fit(epochs=15)
+    assert len(history.epochs) == 15
+    assert history.epochs[-1]["elbo"] > history.epochs[0]["elbo"] + 0.2
+    row = history.epochs[-1]
+    assert row["elbo"] == pytest.approx(row["log_likelihood"] - row["curvature"] - 0.1 * row["kl"])
+
+
+def test_fit_repeats_itself_to_the_bit_and_leaves_the_global_generator_alone():
+    first, _ = _fit()
+    state = torch.get_rng_state()
+    second, _ = _fit()
+    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    torch.manual_seed(0)
+    varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_augmentation_is_applied_with_a_stream_of_its_own():
+    seen = []
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(float(torch.rand((), generator=generator)))
+        return x + 1
+
+    with_augmentation, _ = _fit(augment=augment)
+    without, _ = _fit()
+    assert len(seen) == len(set(seen)) == 15
+    assert not torch.equal(with_augmentation.network[0].weight, without.network[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1, 1, 1]), ("cosine", [1, 0.5, 0]), ("milestones", [1, 0.1, 0.01])],
+)
+def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
+    settings = varlap.FitSettings(epochs=200, schedule=schedule)
+    assert [settings.lr_factor(progress) for progress in (0.0, 0.5, 1.0)] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, r"fit\(epochs=0\) must be a whole number, at least 1"),
+        ({"batch_size": 2.5}, r"fit\(batch_size=2.5\) must be a whole number"),
+        ({"schedule": "linear"}, "choose 'constant', 'cosine' or 'milestones'"),
+        ({"precision": "fp8"}, "choose 'fp32' or 'bf16'"),
+        ({"epoch": 3}, "fit has no setting 'epoch'; it has .*epochs"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(varlap.errors.ConfigError, match=message):
+        _fit(**settings)
+
+
+def test_a_label_out_of_range_anywhere_in_the_data_is_found_before_training():
+    x, y = _blobs()
+    y[77] = 3
+    bnn = varlap.BNN(varlap.models.mlp(2, 3))
+    with pytest.raises(varlap.errors.BatchError, match="label 3 is out of range"):
+        varlap.fit(bnn, varlap.VL(90), (x, y), epochs=1)
+
+
+def test_num_data_smaller_than_the_training_set_is_refused():
+    bnn = varlap.BNN(varlap.models.mlp(2, 3))
+    with pytest.raises(varlap.errors.BatchError, match="90 items but the objective's num_data=50"):
+        varlap.fit(bnn, varlap.VL(50), _blobs(), epochs=1)
+
+
+def test_closed_form_variances_are_set_during_fit():
+    torch.manual_seed(0)
+    bnn = varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
+    objective = varlap.VL(90, 0.1, variances="closed-form", beta_warmup_steps=5)
+    varlap.fit(bnn, objective, _blobs(), epochs=3, batch_size=20)
+    name = "0.weight"
+    expected = 0.1 / (90 * objective.running_means()["variance_fisher"].mean()[name] + 0.1 / bnn.prior_scale[name] ** 2)
+    torch.testing.assert_close((2 * bnn.log_sigma[name]).exp().detach(), expected)

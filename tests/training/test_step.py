@@ -1,0 +1,121 @@
+"""The traced step does what the eager one does, to rounding, for every network of the shared list."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import varlap
+from cases import CASES, Case
+from varlap import Fisher
+
+CURVATURES = {
+    "exact": Fisher(),
+    "every": Fisher(every=2),
+    "memory": Fisher(every=2, memory=0.8),
+    "part": Fisher(every=2, memory=0.8, fraction=0.6, groups=2, batch_norm="part"),
+    "whole-gradient": Fisher(fraction=0.6, gradient="whole"),
+}
+OBJECTIVES: dict[str, Any] = {
+    "map": lambda: varlap.MAP(100, 0.5),
+    "vi": lambda: varlap.VI(100, 0.5, num_samples=2, antithetic=True),
+    "vl-hessian": lambda: varlap.VLHessian(100, 0.5),
+    "closed-form": lambda: varlap.VL(100, 0.5, curvature=Fisher(every=2), variances="closed-form", beta_warmup_steps=3),
+    **{name: lambda c=c: varlap.VL(100, 0.5, curvature=c, beta_warmup_steps=2) for name, c in CURVATURES.items()},
+}
+FULLY_TRIED = ("mlp-gaussian", "batch-norm", "attention")
+NOT_TRACEABLE = {"mlp-poisson"}  # torch.poisson takes a generator of its own
+
+
+def _train(case: Case, objective: Any, *, compiled: bool, steps: int = 2) -> tuple[list[torch.Tensor], bool]:
+    bnn, x, y = case.make()
+    step = varlap.TrainingStep(bnn, objective, varlap.adam(bnn, 1e-2), compiled=compiled)
+    values = [step(x, y, number=number).clone() for number in range(steps)]
+    return [*bnn.state_dict().values(), *values], step._compiled
+
+
+EVERYWHERE = ("vi", "exact", "part")
+PAIRS = [(case, name) for case in CASES for name in OBJECTIVES if name in EVERYWHERE or case.name in FULLY_TRIED]
+
+
+@pytest.mark.parametrize(("case", "name"), PAIRS, ids=lambda value: getattr(value, "name", value))
+def test_traced_step_equals_the_eager_one(case: Case, name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)  # the graph itself, without Inductor's minutes
+    eager, _ = _train(case, OBJECTIVES[name](), compiled=False)
+    traced, was_traced = _train(case, OBJECTIVES[name](), compiled=True)
+    sampled_labels = name not in ("map", "vi", "vl-hessian", "whole-gradient")
+    assert was_traced == (case.name not in NOT_TRACEABLE or not sampled_labels)
+    for one, other in zip(eager, traced, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_a_smaller_last_batch_takes_the_same_step(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    results = []
+    for compiled in (False, True):
+        bnn, x, y = CASES[0].make()
+        step = varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn, 1e-2), compiled=compiled)
+        for number, size in enumerate((5, 5, 3, 5)):
+            step(x[:size], y[:size], number=number)
+        results.append(bnn.state_dict())
+    for one, other in zip(results[0].values(), results[1].values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_what_cannot_be_traced_runs_eagerly_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture):
+    class Looks(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if bool(x.sum() > 0) else super().forward(-x)
+
+    bnn = varlap.BNN(Looks(4, 3))
+    step = varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), compiled=True)
+    for number in range(3):
+        step(torch.randn(5, 4), torch.arange(5) % 3, number=number)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("varlap")]
+    assert len(said) == 1
+    assert "runs eagerly, since it cannot be compiled" in said[0]
+
+
+def test_a_change_of_beta_seed_or_learning_rate_traces_nothing_again(monkeypatch: pytest.MonkeyPatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: compiled.append(graph) or graph)
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, 0.5, curvature=Fisher(every=2, memory=0.5))
+    optimizer = varlap.adam(bnn, 1e-2)
+    step = varlap.TrainingStep(bnn, objective, optimizer, compiled=True)
+    for number in range(4):
+        step(x, y, number=number)
+    assert len(compiled) == 2  # with and without curvature
+    objective.beta, objective.seed = 0.1, 5
+    optimizer.param_groups[0]["lr"] = 1e-3
+    for number in range(4, 8):
+        step(x, y, number=number)
+    assert len(compiled) == 2
+
+
+@pytest.mark.slow
+def test_compiled_step_equals_the_eager_one_on_this_machine():
+    case = next(case for case in CASES if case.name == "batch-norm")
+    make = OBJECTIVES["memory"]
+    eager, _ = _train(case, make(), compiled=False, steps=4)
+    compiled, was_compiled = _train(case, make(), compiled=True, steps=4)
+    assert was_compiled
+    for one, other in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["memory", "closed-form"])
+def test_replayed_cuda_graph_equals_the_eager_step(name: str):
+    results = []
+    for compiled in (False, True):
+        case = next(case for case in CASES if case.name == "batch-norm")
+        bnn, x, y = case.make()
+        bnn.cuda()
+        optimizer = varlap.adam(bnn, 1e-2, capturable=True, fused=True)
+        step = varlap.TrainingStep(bnn, OBJECTIVES[name](), optimizer, compiled=compiled)
+        values = [step(x.cuda(), y.cuda(), number=number).clone() for number in range(7)]
+        assert step._compiled == compiled
+        results.append([*bnn.state_dict().values(), *values])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
