@@ -296,14 +296,15 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize("curvature", [varlap.Fisher(), None], ids=["whole batch", "default"])
 @pytest.mark.parametrize("body", BODIES)
-def test_gradient_with_a_checkpoint_equals_the_gradient_without(body):
+def test_gradient_with_a_checkpoint_equals_the_gradient_without(body, curvature):
     found = []
     for enabled in (True, False):
         torch.manual_seed(0)
         inside, width = BODIES[body]()
         bnn = varlap.BNN(Checkpointed(inside, nn.Linear(width, K), enabled)).double()
-        found.append(gradients(bnn, draw(S, 1, 6, 6).double(), torch.arange(S) % K, varlap.VL(num_data=60)))
+        found.append(gradients(bnn, draw(S, 1, 6, 6).double(), torch.arange(S) % K, varlap.VL(60, curvature=curvature)))
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-10, atol=1e-13, msg=name)
 

@@ -18,7 +18,8 @@ OBJECTIVES = {
     "map": varlap.MAP,
     "vi": varlap.VI,
     "vi-4": lambda n, beta: varlap.VI(n, beta, num_samples=4),
-    "vl": varlap.VL,
+    "vl": lambda n, beta: varlap.VL(n, beta, curvature=varlap.Fisher()),
+    "vl-default": varlap.VL,
     "vl-whole": lambda n, beta: varlap.VL(n, beta, curvature=varlap.Fisher(gradient="whole")),
     "vl-part": lambda n, beta: varlap.VL(n, beta, curvature=varlap.Fisher(fraction=0.6, groups=2)),
     "vl-exact": lambda n, beta: varlap.VL(n, beta, curvature=varlap.ExactFisher()),
@@ -26,7 +27,7 @@ OBJECTIVES = {
     "vl-skipped": lambda n, beta: varlap.VL(n, beta, curvature=varlap.Fisher(every=1000)),
     "vl-hessian": varlap.VLHessian,
 }
-DRAWING = ["vi", "vi-4", "vl", "vl-whole", "vl-part", "vl-hessian"]  # whose values depend on the step
+DRAWING = ["vi", "vi-4", "vl", "vl-default", "vl-whole", "vl-part", "vl-hessian"]  # whose values depend on the step
 
 over_objectives = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -80,7 +81,7 @@ def test_a_gradient_scaler_takes_the_same_step():
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
         bnn, x, y = CASES[0].make()
         optimizer = varlap.adam(bnn, lr=1e-2)
-        loss = varlap.VL(N, BETA)(bnn, x, y, step=5).loss
+        loss = OBJECTIVES["vl"](N, BETA)(bnn, x, y, step=5).loss
         if scaler is None:
             loss.backward()
             optimizer.step()
@@ -106,8 +107,8 @@ def test_loss_adds_to_other_losses(name):
 
 def test_a_second_backward_of_a_retained_graph_doubles_the_gradients():
     bnn, x, y = CASES[0].make()
-    expected = gradients(bnn, varlap.VL(N, BETA), x, y, step=5)
-    loss = varlap.VL(N, BETA)(bnn, x, y, step=5).loss
+    expected = gradients(bnn, OBJECTIVES["vl"](N, BETA), x, y, step=5)
+    loss = OBJECTIVES["vl"](N, BETA)(bnn, x, y, step=5).loss
     loss.backward(retain_graph=True)
     loss.backward()
     assert_equal(collected(bnn), {key: 2 * value for key, value in expected.items()})
@@ -116,8 +117,8 @@ def test_a_second_backward_of_a_retained_graph_doubles_the_gradients():
 def test_weights_may_move_between_the_call_and_backward():
     """The gradients are those of the call: what happens to the weights in between cannot change them."""
     bnn, x, y = CASES[0].make()
-    expected = gradients(bnn, varlap.VL(N, BETA), x, y, step=5)
-    loss = varlap.VL(N, BETA)(bnn, x, y, step=5).loss
+    expected = gradients(bnn, OBJECTIVES["vl"](N, BETA), x, y, step=5)
+    loss = OBJECTIVES["vl"](N, BETA)(bnn, x, y, step=5).loss
     with torch.no_grad():
         bnn.network[0].weight.add_(1)
     loss.backward()
@@ -140,10 +141,21 @@ def test_values_without_gradients_are_the_same_and_carry_no_graph(name):
         assert not getattr(expected, field).requires_grad, field
 
 
+@pytest.mark.xfail(reason="in a step that evaluates the curvature, no_grad gives the newest value, not the average")
+def test_values_without_gradients_are_the_same_when_the_curvature_is_remembered():
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(N, BETA)
+    objective(bnn, x, y, step=0)
+    for step in (3, 4):
+        with torch.no_grad():
+            found = objective(bnn, x, y, step=step).loss
+        assert found == objective(bnn, x, y, step=step).loss, step
+
+
 @over_objectives
 def test_elbo_is_minus_loss_and_the_sum_of_its_terms(name):
     bnn, x, y = CASES[0].make()
-    terms = OBJECTIVES[name](N, BETA)(bnn, x, y, step=5)
+    terms = OBJECTIVES[name](N, BETA)(bnn, x, y, step=4)
     assert torch.equal(terms.elbo, -terms.loss)
     assert torch.equal(terms.elbo, terms.log_likelihood - terms.curvature - BETA * terms.kl)
     assert (terms.curvature != 0) == (name.startswith("vl") and name != "vl-skipped")
@@ -242,14 +254,14 @@ def test_beta_multiplies_the_gradient_of_the_kl_and_nothing_else(name):
 def test_a_step_determines_the_draws(name):
     bnn, x, y = named_case("mlp-gaussian").make()  # whose draws are continuous: none is the same by chance
 
-    def loss(step=5, seed=0, **options):
+    def loss(step=4, seed=0, **options):
         objective = OBJECTIVES[name](N, BETA)
         objective.seed = seed
         torch.rand(1)  # the caller's generator plays no part
         return objective(bnn, x, y, step=step, **options).loss.item()
 
     assert loss() == loss()
-    assert len({loss(), loss(step=6), loss(micro_batch=1), loss(seed=1), loss(step=6, micro_batch=1)}) == 5
+    assert len({loss(), loss(step=8), loss(micro_batch=1), loss(seed=1), loss(step=8, micro_batch=1)}) == 5
 
 
 @pytest.mark.parametrize("name", ["map", "vl-exact", "vl-empirical"])
@@ -271,6 +283,20 @@ def test_an_objective_counts_its_own_calls_as_steps(name):
     assert (counting.num_calls, told.num_calls) == (4, 0)
 
 
+class Counting(nn.Module):
+    """Replaces its buffer by a new tensor at each training pass, instead of writing into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.count = self.count + 1
+        return self.layer(x)
+
+
 class Dropping(nn.Module):
     """Dropout between two linear layers; remembers the mask that it saw last."""
 
@@ -289,16 +315,15 @@ def test_the_callers_generators_are_untouched_and_a_step_determines_the_dropout_
     torch.manual_seed(3)
     _, x, y = CASES[0].make()
     bnn = varlap.BNN(Dropping().double())
-    objective = OBJECTIVES[name](N, BETA)
 
     def mask(step):
-        objective(bnn, x, y, step=step).loss.backward()
+        OBJECTIVES[name](N, BETA)(bnn, x, y, step=step).loss.backward()
         return bnn.network.mask
 
-    first, other = mask(5), mask(6)
+    first, other = mask(4), mask(8)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    again = mask(5)
+    again = mask(4)
     after = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     assert before[0] == after[0]
     assert np.array_equal(before[1][1], after[1][1])
@@ -346,6 +371,28 @@ def test_running_statistics_stay_in_evaluation_mode_and_after_a_failed_call(name
         bnn.train().network[-1].bias[0] = torch.inf
     with pytest.raises(NonFiniteError, match="step 7: the"):
         OBJECTIVES[name](N, BETA)(bnn, x, y, step=7)
+    assert_equal(dict(bnn.network.named_buffers()), buffers)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(OBJECTIVES.keys() - {"vl-part", "vl-default"})
+)  # these pass the batch in two parts
+def test_buffers_that_a_network_replaces_are_counted_once_too(name):
+    bnn, (_, x, y) = varlap.BNN(Counting().double()), CASES[0].make()
+    objective = OBJECTIVES[name](N, BETA)
+    for call in range(2):
+        objective(bnn, x, y, step=call)
+        assert bnn.network.count == call + 1
+
+
+def test_statistics_of_a_part_in_training_mode_stay_after_a_failed_call():
+    bnn, x, y = named_case("batch-norm").make()
+    bnn.eval().network[1].train()
+    buffers = {key: buffer.clone() for key, buffer in bnn.network.named_buffers()}
+    with torch.no_grad():
+        bnn.network[-1].bias[0] = torch.inf
+    with pytest.raises(NonFiniteError):
+        varlap.MAP(N)(bnn, x, y)
     assert_equal(dict(bnn.network.named_buffers()), buffers)
 
 

@@ -13,6 +13,11 @@ from varlap.errors import ConfigError
 N, BETA = 20, 0.7
 
 
+def paper_vl(num_data, beta, **options):
+    """Curvature on the whole batch in every step."""
+    return varlap.VL(num_data, beta, curvature=varlap.Fisher(), **options)
+
+
 def closed_form(curvature=None, beta=BETA, warmup=0, **options):
     curvature = varlap.ExactFisher() if curvature is None else curvature
     return varlap.VL(N, beta, curvature=curvature, variances="closed-form", beta_warmup_steps=warmup, **options)
@@ -150,7 +155,7 @@ def test_closed_form_variances_get_no_gradient_and_learnt_ones_are_left_alone_by
 
 def test_means_get_the_same_gradient_whether_variances_are_learnt_or_closed_form():
     found = []
-    for objective in (closed_form(varlap.Fisher()), varlap.VL(N, BETA)):
+    for objective in (closed_form(varlap.Fisher()), paper_vl(N, BETA)):
         bnn, x, y = CASES[0].make()
         objective(bnn, x, y, step=3).loss.backward()
         found.append({name: mean.grad for name, mean in bnn.means().items()})
@@ -208,7 +213,7 @@ def test_memory_serves_the_average_of_past_evaluations_in_every_step_with_weight
     evaluations = []
     for step in range(6):
         if step % 2 == 0:
-            evaluated = loss_gradients(bnn, varlap.VL(N, BETA), x, y, step)
+            evaluated = loss_gradients(bnn, paper_vl(N, BETA), x, y, step)
             evaluations.append({key: value - without[key] for key, value in evaluated.items()})
         shares = [0.6 ** (len(evaluations) - 1 - age) for age in range(len(evaluations))]
         expected = {
@@ -222,7 +227,7 @@ def test_memory_serves_the_average_of_past_evaluations_in_every_step_with_weight
 # -- warm-up -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [varlap.MAP, varlap.VI, varlap.VL, varlap.VLHessian])
+@pytest.mark.parametrize("kind", [varlap.MAP, varlap.VI, paper_vl, varlap.VLHessian])
 def test_beta_ramps_up_linearly_and_the_loss_uses_it(kind):
     bnn, x, y = CASES[0].make()
     objective = kind(N, BETA, beta_warmup_steps=4)

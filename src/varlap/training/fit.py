@@ -23,7 +23,11 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How to train. Each field is an argument of `fit`."""
+    """How to train. Each field is an argument of `fit`.
+
+    >>> FitSettings(epochs=3).batch_size
+    128
+    """
 
     epochs: int
     """passes over the training data"""
@@ -69,7 +73,11 @@ class FitSettings:
 
 @dataclass
 class History:
-    """What happened: one row of numbers an epoch."""
+    """What happened: one row of numbers an epoch.
+
+    >>> History(FitSettings(epochs=3)).epochs
+    []
+    """
 
     settings: FitSettings
     epochs: list[dict[str, float]] = field(default_factory=list)
