@@ -1,13 +1,10 @@
 """Settings for all tests: one thread (several are slower and give other bits), repeatable networks."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
+def _one_thread_and_a_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    yield

@@ -559,7 +559,7 @@ class NoSample:
         (varlap.Gaussian, r"likelihood <class .*Gaussian'> is a class; pass an object of it"),
         (None, r"likelihood None lacks log_prob, sample, predict"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_what_is_no_likelihood_is_refused_with_what_it_lacks(likelihood, message):
     with pytest.raises(ConfigError, match=message):

@@ -348,7 +348,6 @@ def test_elbo_lost_is_what_the_objective_gains_by_the_best_variances(beta):
     assert gap.largest_distance < 1e-14
 
 
-@pytest.mark.xfail(reason="variance_gap compares one shared log σ with an optimum for each weight")
 def test_one_variance_at_its_optimum_has_no_gap():
     bnn, x, y = next(case for case in CASES if case.name == "one-variance").make()
     f = varlap.laplace(bnn, (x, y), BETA, num_data=N)

@@ -22,13 +22,13 @@ EXPLAINED = {"accuracy": "accuracy ↑", "nll": "test NLL ↓", "ece": "ECE ↓"
 
 def demo(
     epochs: Annotated[int, typer.Option(help="passes over the training images")] = 60,
-    beta: Annotated[float, typer.Option(help="tempering of VL's KL")] = 0.1,
+    beta: Annotated[float, typer.Option(help="tempering of the prior, for both methods")] = 0.01,
     seed: Annotated[int, typer.Option(help="of weights, batches and drawn labels")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Train MAP and VL on scikit-learn's digits and compare them on held-out images.
 
-    Example: varlap demo --beta 0.1
+    Example: varlap demo --beta 0.01
     """
     digits = load("digits")
     train = digits.train_images.flatten(1), digits.train_labels
@@ -37,7 +37,7 @@ def demo(
     console = Console(stderr=as_json)
     console.print(f"digits: {num_data} training images, {len(test[1])} test images, {epochs} epochs a method")
     scores = {}
-    for name, objective in {"MAP": MAP(num_data), "VL": VL(num_data, beta=beta, seed=seed)}.items():
+    for name, objective in {"MAP": MAP(num_data, beta=beta), "VL": VL(num_data, beta=beta, seed=seed)}.items():
         torch.manual_seed(seed)  # both methods start from the same weights
         bnn = BNN(mlp(train[0].shape[1], digits.num_classes, hidden=(100, 100)))
         _train(bnn, objective, train, epochs, seed, name, console)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
-from varlap.curvature.fisher import require_score
+from varlap.curvature.fisher import couples_items, one_tensor, require_score
 from varlap.curvature.hessian import hessian_product, random_signs
 from varlap.curvature.protocol import Pass, forward, gradients
 from varlap.data import as_batches
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import checked_batch
 from varlap.posterior.bnn import BNN
@@ -48,6 +48,12 @@ def fisher_diagonal(
         raise ConfigError(f"labels={labels!r}: choose 'exact' or 'sampled'")
     sums = _zeros(bnn.means())
     num_items = 0
+    with bnn.evaluating():
+        if couples_items(bnn.network):
+            raise NetworkError(
+                "the Fisher of single items does not exist for this network: batch norm without running statistics "
+                "makes each item's output depend on the others; use track_running_stats=True"
+            )
     with bnn.evaluating(), twice_differentiable(bnn.network):
         for part in _passes(bnn, data, batch_size):
             generator = Streams(seed, num_items).generator("labels", bnn.device)
@@ -79,7 +85,7 @@ def hessian_diagonal(
     means = bnn.means()
     sums = _zeros(means)
     num_items = 0
-    with bnn.evaluating(), twice_differentiable(bnn.network):
+    with bnn.evaluating(), bnn.means_differentiable(), twice_differentiable(bnn.network):
         for part in _passes(bnn, data, batch_size):
             first = gradients(part.log_likelihood_sum(bnn), means, create_graph=True)
             generator = Streams(seed, num_items).generator("probes", bnn.device)
@@ -99,7 +105,7 @@ def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
 
 def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield cotangents u of the outputs whose squares sum to the Fisher, one row for each item."""
-    outputs = part.outputs.detach()
+    outputs = one_tensor(part.outputs).detach()
     if labels == "sampled" and not hasattr(bnn.likelihood, "score"):
         with torch.enable_grad():
             outputs.requires_grad_(True)

@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varlap.curvature.second_order import fast_second_order
+from varlap.curvature.third_order import ThirdOrder
 
 
 @contextlib.contextmanager
-def twice_differentiable(network: nn.Module) -> Iterator[None]:
+def twice_differentiable(network: nn.Module, num_derivatives: int = 2) -> Iterator[None]:
     """Choose kernels that have a second derivative, and the fast one for convolutions.
 
     Fused attention has none, so attention runs on the MATH backend; cuDNN's recurrent layers have
@@ -22,4 +23,6 @@ def twice_differentiable(network: nn.Module) -> Iterator[None]:
         if any(isinstance(module, nn.RNNBase) for module in network.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(fast_second_order())
+        if num_derivatives > 2:
+            stack.enter_context(ThirdOrder())
         yield

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -158,7 +158,7 @@ class ExactFisher:
     ) -> tuple[Tensor, SquaredGradients]:
         """Return the mean log-likelihood and Σᵢ Σ_c (Jᵢᵀ u_c)² / S, where Σ_c u_c u_cᵀ is the outputs' Fisher."""
         part = forward(bnn, batch)
-        noise = torch.zeros_like(part.outputs)
+        noise = torch.zeros_like(one_tensor(part.outputs))
         columns = []
         for entry in range(noise.numel()):
             unit = noise.clone().flatten()
@@ -179,11 +179,14 @@ def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
 
 def reparameterised_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
     """Jᵀu with u = F(outputs)^½ ε, which has the Fisher's expectation and whose derivative is the whole one."""
-    return _score_gradient(bnn, part, normal_like(part.outputs, generator), create_graph)
+    return _score_gradient(bnn, part, normal_like(one_tensor(part.outputs), generator), create_graph)
 
 
 def couples_items(network: nn.Module) -> bool:
-    """Whether an item's output depends on the rest of the batch: batch norm that uses the batch's statistics."""
+    """Whether an item's output depends on the rest of the batch: batch norm that uses the batch's statistics.
+
+    Coupling by other means cannot be seen from outside; for such a network leave `fraction` and `groups` at 1.
+    """
     return any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
         for module in network.modules()
@@ -194,6 +197,16 @@ def _label_gradient(bnn: BNN, part: Pass, labels: Tensor, create_graph: bool) ->
     values = part.log_likelihoods(bnn, labels)
     weighted = values if part.batch.weights is None else values * part.batch.weights.sqrt()
     return gradients(weighted.sum(), bnn.means(), create_graph=create_graph)
+
+
+def one_tensor(outputs: Any) -> Tensor:
+    """Refuse structured outputs where a score is wanted."""
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"the whole gradient and the Fisher of a data set need outputs that are one tensor, not a "
+            f"{type(outputs).__name__}; choose an entry by BNN(..., output=...), or use Fisher(gradient='held')"
+        )
+    return outputs
 
 
 def require_score(bnn: BNN) -> Callable[..., Tensor]:
@@ -241,13 +254,14 @@ def _split(
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
     chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
     rest = [order[num_chosen:]] if num_chosen < batch.size else []
-    divisible = tree.leading_size(batch.x) == batch.size
-    if divisible and not couples_items(bnn.network):
-        squared = [forward(bnn, batch.take(items)) for items in chosen]
-        return squared + [forward(bnn, batch.take(items)) for items in rest], squared
-    whole = forward(bnn, batch)
-    if divisible and own_statistics:
-        with bnn.buffers_restored():
+    divisible, coupled = tree.leading_size(batch.x) == batch.size, couples_items(bnn.network)
+    if divisible and not coupled and not any(True for _ in bnn.network.buffers()):
+        passes = [forward(bnn, batch.take(items)) for items in (*chosen, *rest)]
+        return passes, passes[: len(chosen)]
+    whole = forward(bnn, batch)  # buffers move by a pass over the whole batch
+    alone = own_statistics and min(map(len, chosen)) > 1  # one item has no variance
+    if divisible and (alone or not coupled):
+        with bnn.spare_buffers():
             return [whole], [forward(bnn, batch.take(items)) for items in chosen]
     return [whole], [Pass(batch.take(items), tree.take(whole.outputs, items)) for items in chosen]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Hessian:
 
     every: int = 1
     num_probes: int = 1
+    num_derivatives: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.num_probes < 1:

@@ -81,8 +81,8 @@ def gradients(
     """Differentiate a tensor in named parameters; those that it does not depend on get zeros."""
     if not outputs.requires_grad:
         raise NetworkError(
-            "the network's outputs do not depend on any parameter that could be differentiated; was it called under "
-            "torch.no_grad, or does it detach its result?"
+            "the network's outputs do not depend on any parameter that could be differentiated; does the network "
+            "detach its result, or was it called under torch.inference_mode? (use torch.no_grad)"
         )
     computed = torch.autograd.grad(
         outputs,

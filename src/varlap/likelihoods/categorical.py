@@ -53,6 +53,12 @@ class Categorical(nn.Module):
         """Refuse labels that are not integers or not in 0..K-1."""
         labels = self._labels(outputs, targets)
         num_classes = outputs.shape[1]
+        if 0 <= self.ignored_label < num_classes:
+            raise BatchError(
+                f"ignored_label={self.ignored_label} is also one of the network's {num_classes} classes, so a label "
+                "drawn from the model could not be told from an ignored one; mark ignored positions otherwise, as by "
+                f"targets.masked_fill(targets == {self.ignored_label}, -100), and leave ignored_label at -100"
+            )
         wrong = ~self._ignored(labels) & ((labels < 0) | (labels >= num_classes))
         if wrong.any():
             raise BatchError(

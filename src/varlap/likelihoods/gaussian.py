@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from varlap.errors import ConfigError
+from varlap.errors import BatchError, ConfigError
 from varlap.likelihoods.protocol import (
     Prediction,
     normal_like,
@@ -27,7 +27,7 @@ class Gaussian(nn.Module):
     """p(y | outputs) = N(y; outputs, noise²); targets have the outputs' shape.
 
     The noise is learnt as a point estimate (`log_noise`, in the state dict) unless `learnt=False`.
-    `num_outputs` gives each column its own noise.
+    `num_outputs` gives each of so many outputs (dimension 1) its own noise.
 
     >>> Gaussian(noise=1.0, learnt=False).log_prob(torch.zeros(1, 2), torch.ones(1, 2))
     tensor([-2.8379])
@@ -48,22 +48,33 @@ class Gaussian(nn.Module):
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log-density of each item, summed over its outputs."""
         outputs = require_same_shape(outputs, targets, "gaussian")
-        return sum_over_positions(gaussian_log_prob(targets, outputs, self.log_noise))
+        return sum_over_positions(gaussian_log_prob(targets, outputs, self._log_noise_for(outputs)))
 
     def sample(self, outputs: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Draw outputs + noise · ε, differentiable in the noise."""
         outputs = require_tensor(outputs, "gaussian")
-        return outputs + self.log_noise.exp() * normal_like(outputs, generator)
+        return outputs + self._log_noise_for(outputs).exp() * normal_like(outputs, generator)
 
     def score(self, outputs: Tensor, noise: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Return u = ε / noise."""
-        return (noise * (-self.log_noise).exp()).expand_as(outputs)
+        return noise * (-self._log_noise_for(outputs)).exp()
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return the mean and the noise's variance."""
         outputs = require_tensor(outputs, "gaussian")
-        return Prediction(mean=outputs, variance=(2 * self.log_noise).exp().expand_as(outputs))
+        return Prediction(mean=outputs, variance=(2 * self._log_noise_for(outputs)).exp().expand_as(outputs))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets of another shape."""
         require_same_shape(outputs, targets, "gaussian")
+
+    def _log_noise_for(self, outputs: Tensor) -> Tensor:
+        """Return log noise in a shape that lines up with the outputs' dimension 1."""
+        if not self.log_noise.ndim:
+            return self.log_noise
+        if outputs.ndim < 2 or outputs.shape[1] != len(self.log_noise):
+            raise BatchError(
+                f"Gaussian(num_outputs={len(self.log_noise)}) needs outputs of shape [S, {len(self.log_noise)}, ...], "
+                f"got {tuple(outputs.shape)}; leave num_outputs out for one noise for all"
+            )
+        return self.log_noise.reshape(-1, *[1] * (outputs.ndim - 2))

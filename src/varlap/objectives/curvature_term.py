@@ -57,7 +57,7 @@ def remembered_data_term(
         log_likelihood, estimate = _estimate(context, curvature)
         new = estimate.diagonal()
         if not context.with_gradients:
-            return DataTerm(log_likelihood, _penalty(bnn, new, 1)[0], {}, {}, new)
+            return DataTerm(log_likelihood, _penalty(bnn, fisher.including(new)[0], 1)[0], {}, {}, new)
         own = _pulled([log_likelihood], [-torch.ones_like(log_likelihood)], context, retain_graph=True)
         data = DataTerm(log_likelihood, torch.zeros_like(log_likelihood), own, {})
         outputs, cotangents = _pull_back(bnn, estimate, 1)
@@ -74,7 +74,7 @@ def remembered_data_term(
 
 
 def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]:
-    with twice_differentiable(context.bnn.network):
+    with twice_differentiable(context.bnn.network, getattr(curvature, "num_derivatives", 2)):
         return curvature.estimate(context.bnn, context.batch, context.streams, create_graph=context.with_gradients)
 
 

@@ -95,6 +95,7 @@ class Objective(ABC):
         self.seed = seed
         self.beta_warmup_steps = beta_warmup_steps
         self.num_calls = 0
+        self.last_step = 0
 
     @final
     def __call__(
@@ -135,6 +136,7 @@ class Objective(ABC):
         if with_grad:
             write(evaluation.updates)
             self.num_calls += step is None
+            self.last_step = at
         return _as_terms(context, evaluation)
 
     @final
@@ -222,19 +224,13 @@ def gradients_of(
 def prepared(context: Context) -> Iterator[None]:
     """Surround an evaluation: gradients on, dropout seeded, and the network's buffers put back if anything fails."""
     bnn = context.bnn
-    frozen = [mean for mean in bnn.means().values() if not mean.requires_grad]
     with (
         torch.enable_grad(),
+        bnn.means_differentiable(),
         context.streams.around_network(bnn.device),
         bnn.buffers_restored(only_on_error=True),
     ):
-        try:
-            for mean in frozen:  # its variance still needs the curvature
-                mean.requires_grad_(True)
-            yield
-        finally:
-            for mean in frozen:
-                mean.requires_grad_(False)
+        yield
 
 
 def _check_evaluation(evaluation: Evaluation, step: int) -> None:

@@ -54,7 +54,7 @@ class VI(Objective):
         terms = []
         for number, noise in enumerate(self._noises(context)):
             # Running statistics move once a step, however many samples there are.
-            with bnn.perturbed(noise), bnn.buffers_restored() if number else contextlib.nullcontext():
+            with bnn.perturbed(noise), bnn.spare_buffers() if number else contextlib.nullcontext():
                 terms.append(_sampled_term(context, noise))
         return DataTerm(
             torch.stack([term.log_likelihood for term in terms]).mean(),

@@ -1,5 +1,6 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
+import weakref
 from typing import Literal
 
 from torch import Tensor
@@ -11,12 +12,8 @@ from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.objective import Context, DataTerm, Objective
 from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
-from varlap.posterior.mean_field import set_optimal_variances
 
 Variances = Literal["learnt", "closed-form"]
-
-# What measured best for its cost (docs/performance.md); `Fisher()` is the paper's, on the whole batch in every step.
-DEFAULT_CURVATURE = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
 
 
 class VL(Objective):
@@ -25,8 +22,9 @@ class VL(Objective):
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
-        curvature: how the Fisher is estimated: by default on a quarter of the batch in every fourth step, remembered in
-            between; `Fisher()` is the paper's way, on the whole batch in every step.
+        curvature: how the Fisher is estimated: by default the paper's way, on the whole batch in every step. A quarter
+            of the batch in every fourth step, remembered in between, costs half as much on a GPU:
+            `Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")`.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
@@ -62,16 +60,25 @@ class VL(Objective):
                 "warm-up the variances jump to the prior's; pass 0 if that is what you want"
             )
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
-        self.curvature: Curvature = DEFAULT_CURVATURE if curvature is None else curvature
+        self.curvature: Curvature = Fisher() if curvature is None else curvature
         self.variances: Variances = variances
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(getattr(self.curvature, "memory", 0.0)) for _ in range(2))
+        self._owner: weakref.ref[BNN] | None = None
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
     def inspect(self, context: Context) -> None:
-        """Warn once about activations that lose their curvature."""
+        """Warn once about activations that lose their curvature; refuse to mix the memories of two networks."""
         warn_about_kinks(self, context)
+        if self.running_means() and context.with_gradients:
+            owner = self._owner() if self._owner is not None else None
+            if owner is not None and owner is not context.bnn:
+                raise ConfigError(
+                    "this VL remembers the curvature of another network; make one objective for each: "
+                    f"VL(num_data={self.num_data}, ...)"
+                )
+            self._owner = weakref.ref(context.bnn)
 
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and the curvature penalty from one forward pass."""
@@ -99,8 +106,8 @@ class VL(Objective):
             return
         bnn.refit_prior()
         if beta is None:
-            beta = self.beta_at(max(self.num_calls - 1, 0) if step is None else step)
-        set_optimal_variances(bnn.log_sigma, self._variance_fisher.mean(), bnn.prior_scale, self.num_data, beta)
+            beta = self.beta_at(self.last_step if step is None else step)
+        bnn.set_optimal_variances(self._variance_fisher.mean(), self.num_data, beta)
 
     def updates_after(self, data: DataTerm) -> Updates:
         """Add this step's Fisher to the running mean for the closed form; the weight of skipped steps never enters."""

@@ -55,7 +55,7 @@ class VLDeterminant(Objective):
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and (β/2N) log|(−H + β S⁻¹) S/β|."""
         bnn, beta = context.bnn, context.beta
-        with twice_differentiable(bnn.network):
+        with twice_differentiable(bnn.network, num_derivatives=3):
             total = forward(bnn, context.batch).log_likelihood_sum(bnn)
         means = bnn.means()
         first = gradients(total, means, create_graph=True)
@@ -65,7 +65,7 @@ class VLDeterminant(Objective):
         scale = torch.cat([bnn.prior_scale[name].expand(mean.shape).flatten() for name, mean in means.items()])
         scaled = -hessian * (scale[:, None] * scale / beta) + torch.eye(len(scale)).to(hessian)
         factor, failed = torch.linalg.cholesky_ex(scaled)
-        if failed:
+        if failed and bool(hessian.isfinite().all()):
             raise BatchError(
                 "Eq. 9 has no value here: −H + β/s² is not positive definite at these means, so its logarithm does not "
                 "exist; train with varlap.MAP first, raise beta, or use varlap.VL, whose Fisher never fails"

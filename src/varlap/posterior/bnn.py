@@ -14,7 +14,7 @@ from varlap.likelihoods import Likelihood, Prediction, choose_likelihood
 from varlap.posterior.buffers import KeptBuffers
 from varlap.posterior.installed import installed
 from varlap.posterior.kl import kl_divergence
-from varlap.posterior.mean_field import reparameterise
+from varlap.posterior.mean_field import optimal_log_sigmas, reparameterise
 from varlap.posterior.named import NamedTensors
 from varlap.posterior.optimizer_check import watch_optimizers
 from varlap.posterior.prior import FanInPrior, Prior, checked_scale
@@ -196,6 +196,24 @@ class BNN(nn.Module):
             if not (sound and only_on_error):
                 kept.put_back()
 
+    @contextlib.contextmanager
+    def spare_buffers(self) -> Iterator[None]:
+        """Let a further pass move copies of the buffers, so that running statistics move once a step."""
+        with installed(self.network, {name: buffer.clone() for name, buffer in self.network.named_buffers()}):
+            yield
+
+    @contextlib.contextmanager
+    def means_differentiable(self) -> Iterator[None]:
+        """Let frozen means require a gradient for the moment: their variances still need the curvature."""
+        frozen = [mean for mean in self.means().values() if not mean.requires_grad]
+        try:
+            for mean in frozen:
+                mean.requires_grad_(True)
+            yield
+        finally:
+            for mean in frozen:
+                mean.requires_grad_(False)
+
     # -- the posterior ------------------------------------------------------------------------------------------
 
     def refit_prior(self) -> None:
@@ -258,6 +276,18 @@ class BNN(nn.Module):
             drawn[name] = weight.requires_grad_(mean.requires_grad)
         with installed(self.network, drawn):
             yield
+
+    @torch.no_grad()
+    def set_optimal_variances(self, curvature: Mapping[str, Tensor], num_data: float, beta: float | Tensor) -> None:
+        """Set every σ² to β/(N f + β/s²), Eq. 23 tempered, for a diagonal curvature f per datum.
+
+        >>> bnn = BNN(nn.Linear(2, 1))
+        >>> bnn.set_optimal_variances({name: torch.zeros_like(m) for name, m in bnn.means().items()}, 100, beta=1.0)
+        >>> torch.allclose(bnn.log_sigma["weight"], bnn.prior_scale["weight"].log())
+        True
+        """
+        for name, best in optimal_log_sigmas(self.log_sigma, curvature, self.prior_scale, num_data, beta).items():
+            self.log_sigma[name].copy_(best)
 
     # -- for optimizers -----------------------------------------------------------------------------------------
 

@@ -28,14 +28,14 @@ def optimal_log_sigma(precision: Tensor, beta: float | Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def set_optimal_variances(
+def optimal_log_sigmas(
     log_sigma: NamedTensors,
     curvature: Mapping[str, Tensor],
     prior_scale: Mapping[str, Tensor] | NamedTensors,
     num_data: float,
     beta: float | Tensor,
-) -> None:
-    """Set every log σ to its optimum for a diagonal curvature per datum.
+) -> dict[str, Tensor]:
+    """Return the best value of every log σ, in its shape, for a diagonal curvature per datum.
 
     Weights that share one log σ share one variance, whose precision is the mean of theirs.
     """
@@ -48,5 +48,7 @@ def set_optimal_variances(
         key = id(parameter)
         precisions[key] = precisions[key] + precision if key in precisions else precision
         counts[key] = counts.get(key, 0) + share
-    for parameter in {id(p): p for p in log_sigma.values()}.values():
-        parameter.copy_(optimal_log_sigma(precisions[id(parameter)] / counts[id(parameter)], beta))
+    return {
+        name: optimal_log_sigma(precisions[id(parameter)] / counts[id(parameter)], beta)
+        for name, parameter in log_sigma.items()
+    }

@@ -55,8 +55,8 @@ class Weight:
             # [in, out/groups, k...]: with a stride, an output meets only every stride-th tap of the kernel.
             taps = math.prod(max(1.0, k / s) for k, s in zip(module.kernel_size, module.stride, strict=True))
             return shape[0] / module.groups * taps
-        if not isinstance(module, MATRIX_HOLDERS) and sum(size > 1 for size in shape) <= 1:
-            return 0.0  # a vector that was only reshaped to broadcast, such as a class token [1, 1, D]
+        if not isinstance(module, MATRIX_HOLDERS) and (shape[0] == 1 or sum(size > 1 for size in shape) <= 1):
+            return 0.0  # shaped to be added or multiplied by broadcasting: a class token, positions [1, T, D]
         return self.value.numel() / shape[0]
 
 

@@ -8,7 +8,6 @@ from varlap.curvature import fisher_diagonal, hessian_diagonal
 from varlap.data import count_items
 from varlap.errors import ConfigError
 from varlap.posterior import BNN
-from varlap.posterior.mean_field import set_optimal_variances
 
 
 def laplace(
@@ -48,6 +47,9 @@ def laplace(
     if not beta > 0:
         raise ConfigError(f"laplace(beta={beta}) must be positive; 1 is Bayes")
     num_data = count_items(data) if num_data is None else num_data
+    if not num_data >= 1:
+        raise ConfigError(f"laplace(num_data={num_data}) must be at least 1: the number of items in the training set")
+    bnn.refit_prior()
     if curvature == "fisher" or curvature == "sampled-fisher":
         labels = "exact" if curvature == "fisher" else "sampled"
         diagonal = fisher_diagonal(bnn, data, labels=labels, batch_size=batch_size, seed=seed)
@@ -57,7 +59,7 @@ def laplace(
         _refuse_negative_precisions(bnn, diagonal, num_data, beta)
     else:
         raise ConfigError(f"laplace(curvature={curvature!r}): choose 'fisher', 'sampled-fisher' or 'hessian'")
-    set_optimal_variances(bnn.log_sigma, diagonal, bnn.prior_scale, num_data, beta)
+    bnn.set_optimal_variances(diagonal, num_data, beta)
     return diagonal
 
 

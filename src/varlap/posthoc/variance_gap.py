@@ -9,7 +9,7 @@ from torch import Tensor
 from varlap.errors import ConfigError
 from varlap.posterior import BNN
 from varlap.posterior.kl import kl_divergence
-from varlap.posterior.mean_field import optimal_log_sigma
+from varlap.posterior.mean_field import optimal_log_sigmas
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,13 @@ def variance_gap(
         raise ConfigError("variance_gap needs steps_left with one learning rate, or a learning rate for each step left")
     else:
         reach = log_sigma_lr * steps_left
+    optimum = optimal_log_sigmas(bnn.log_sigma, curvature, bnn.prior_scale, num_data, beta)
     distances: list[Tensor] = []
     lost = 0.0
     for name, mean in bnn.means().items():
         f, scale = curvature[name], bnn.prior_scale[name]
         log_sigma = bnn.log_sigma[name].expand(mean.shape)
-        best = optimal_log_sigma(num_data * f + beta / scale.square(), beta)
+        best = optimum[name].expand(mean.shape)
         distances.append((log_sigma - best).abs().flatten())
         for sign, candidate in ((1, log_sigma), (-1, best)):
             penalty = 0.5 * ((2 * candidate).exp() * f).sum()

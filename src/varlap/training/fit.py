@@ -51,7 +51,7 @@ class FitSettings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or value != int(value) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"fit({name}={value}) must be a whole number, at least 1")
         if self.schedule not in ("constant", "cosine", "milestones"):
             raise ConfigError(f"fit(schedule={self.schedule!r}): choose 'constant', 'cosine' or 'milestones'")

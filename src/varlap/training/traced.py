@@ -68,7 +68,8 @@ def trace(objective: Objective, context: Context, *, around: Callable[[], Any] =
             stack.enter_context(around())
             batch = Batch(x, y, weights, size, trusted=True)
             evaluation = objective.value_and_gradients(Context(bnn, batch, streams, beta, True))
-        write(evaluation.updates)
+            replaced = [(given[name], b) for name, b in bnn.named_buffers() if b is not given[name]]
+        write(replaced + evaluation.updates)
         sums: dict[str, Tensor] = {}
         for name, gradient in evaluation.gradients.items():
             sums[owner[name]] = sums[owner[name]] + gradient if owner[name] in sums else gradient
