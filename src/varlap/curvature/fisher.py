@@ -255,7 +255,7 @@ def _split(
     chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
     rest = [order[num_chosen:]] if num_chosen < batch.size else []
     divisible, coupled = tree.leading_size(batch.x) == batch.size, couples_items(bnn.network)
-    if divisible and not coupled and not any(True for _ in bnn.network.buffers()):
+    if divisible and not coupled and not bnn.has_moving_buffers():
         passes = [forward(bnn, batch.take(items)) for items in (*chosen, *rest)]
         return passes, passes[: len(chosen)]
     whole = forward(bnn, batch)  # buffers move by a pass over the whole batch

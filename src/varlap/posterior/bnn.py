@@ -176,6 +176,11 @@ class BNN(nn.Module):
             for module, mode in modes:
                 module.training = mode
 
+    def has_moving_buffers(self) -> bool:
+        """Whether a forward pass may move running statistics or other buffers: in training mode, if there are any."""
+        training = any(module.training for module in self.network.modules())
+        return training and any(True for _ in self.network.buffers())
+
     @contextlib.contextmanager
     def buffers_restored(self, *, only_on_error: bool = False) -> Iterator[None]:
         """Put running statistics and other buffers back afterwards, always or only if the body raises.
@@ -186,7 +191,7 @@ class BNN(nn.Module):
         >>> bnn.network[0].running_mean
         tensor([0., 0.])
         """
-        moving = [self.network] if any(module.training for module in self.network.modules()) else []
+        moving = [self.network] if self.has_moving_buffers() else []
         kept = KeptBuffers(*moving, *([self.prior_scale] if self.prior.learnt else []))
         sound = False
         try:
