@@ -1,0 +1,28 @@
+"""What the README and the start page show must run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_example_runs_and_learns(page: str, capsys: pytest.CaptureFixture[str]):
+    code = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert code is not None
+    exec(code.group(1).replace("range(20)", "range(3)"), {})
+    scores = re.search(r"'accuracy': ([\d.]+)", capsys.readouterr().out)
+    assert scores is not None
+    assert float(scores.group(1)) > 0.5
+
+
+def test_every_make_target_that_is_mentioned_exists():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    pages = "".join(
+        path.read_text() for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+    )
+    mentioned = set(re.findall(r"make ([\w-]+)[ `\n]", pages))
+    assert {"demo", "test"} <= mentioned
+    assert mentioned - {"it", "its"} <= targets
