@@ -61,12 +61,14 @@ class RunningMean:
             self.sums = own
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return dict(self.sums)
+        """Return copies of the sums."""
+        return {name: tensor.clone() for name, tensor in self.sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state that `state_dict` returned."""
-        self.sums = {name: tensor.clone() for name, tensor in state.items()}
+        if self.sums.keys() != state.keys():
+            self.sums = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        write([(self.sums[name], tensor) for name, tensor in state.items()])  # a compiled step reads them in place
 
 
 def _normalised(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
