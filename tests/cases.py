@@ -94,6 +94,19 @@ class Structured(nn.Module):
         return {"hidden": hidden, "logits": hidden.cumsum(1)}
 
 
+class Exponential:
+    """A user's own likelihood, without a score: waiting times at rate exp(outputs)."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - outputs.exp() * targets).sum(1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator, targets: Any = None) -> Tensor:
+        return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
+
+    def predict(self, outputs: Tensor) -> varlap.Prediction:
+        return varlap.Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
+
+
 def _draw(*shape: int, seed: int = 2) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

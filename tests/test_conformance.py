@@ -9,6 +9,7 @@ import torch
 from torch import distributions, nn
 
 import varlap
+from cases import Exponential
 from varlap.errors import BatchError, ConfigError
 from varlap.objectives import Objective
 from varlap.posterior.prior import weights_of
@@ -46,19 +47,6 @@ WITH_EVERY_PRIOR = (
 WITHOUT_LEARNT_VARIANCES = {"map", "vl-closed-form", "vl-determinant"}
 NEEDS_A_SCORE = {"vl-whole", "vl-exact"}
 REFUSES_A_LEARNT_PRIOR = {"map", "vl-determinant"}
-
-
-class Exponential:
-    """A user's own likelihood, without a score: waiting times at rate exp(outputs)."""
-
-    def log_prob(self, outputs, targets):
-        return (outputs - outputs.exp() * targets).sum(1)
-
-    def sample(self, outputs, generator, targets=None):
-        return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
-
-    def predict(self, outputs):
-        return varlap.Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
 
 
 # name: (likelihood, number of outputs, targets)

@@ -11,7 +11,7 @@ from test_fisher import enumerated_fisher, flat
 from torch import nn
 
 import varlap
-from cases import CASES, LIKELIHOOD_CASES, case
+from cases import CASES, LIKELIHOOD_CASES, Exponential, case
 from oracles import peer_cases
 from varlap.curvature import diagonal as diagonal_module
 from varlap.errors import BatchError, ConfigError
@@ -58,19 +58,6 @@ def test_exact_fisher_equals_the_enumeration_in_evaluation_mode(case):
     found = varlap.fisher_diagonal(bnn, (x, y))
     assert list(found) == list(bnn.means())
     torch.testing.assert_close(flat(found), enumerated_fisher(bnn.eval(), x, y), rtol=1e-10, atol=1e-12)
-
-
-class Exponential:
-    """A user's own likelihood, without a score: waiting times at rate exp(outputs)."""
-
-    def log_prob(self, outputs, targets):
-        return (outputs - outputs.exp() * targets).sum(1)
-
-    def sample(self, outputs, generator, targets=None):
-        return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
-
-    def predict(self, outputs):
-        return varlap.Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
 
 
 def own_likelihood_case():

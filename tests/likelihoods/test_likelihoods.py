@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributions, nn
 
 import varlap
+from cases import Exponential
 from varlap.errors import BatchError, ConfigError
 from varlap.likelihoods import choose_likelihood
 from varlap.streams import Tape
@@ -515,19 +516,6 @@ def test_a_name_stands_for_its_likelihood_which_follows_the_protocol(name, kind)
     assert type(likelihood) is kind
     assert isinstance(likelihood, varlap.Likelihood)
     assert all(parameter.dtype == DOUBLE for parameter in likelihood.parameters())  # it goes with the network
-
-
-class Exponential:
-    """A user's own: waiting times at rate exp(outputs)."""
-
-    def log_prob(self, outputs, targets):
-        return (outputs - outputs.exp() * targets).sum(1)
-
-    def sample(self, outputs, generator, targets=None):
-        return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
-
-    def predict(self, outputs):
-        return varlap.Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
 
 
 def test_an_object_of_ones_own_is_taken_as_it_is():

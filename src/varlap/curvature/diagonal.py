@@ -11,7 +11,7 @@ from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.curvature.fisher import couples_items, one_tensor, require_score
 from varlap.curvature.hessian import hessian_product, random_signs
-from varlap.curvature.protocol import Pass, forward, gradients
+from varlap.curvature.protocol import Pass, forward, mean_gradients
 from varlap.data import as_batches
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods.protocol import normal_like
@@ -87,7 +87,7 @@ def hessian_diagonal(
     num_items = 0
     with bnn.evaluating(), bnn.means_differentiable(), twice_differentiable(bnn.network):
         for part in _passes(bnn, data, batch_size):
-            first = gradients(part.log_likelihood_sum(bnn), means, create_graph=True)
+            first = mean_gradients(bnn, part.log_likelihood_sum(bnn), create_graph=True)
             generator = Streams(seed, num_items).generator("probes", bnn.device)
             for vector, share in _probes(means, num_probes, generator):
                 for name, product in hessian_product(first, means, vector).items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from varlap import tree
-from varlap.curvature.protocol import Pass, forward, gradients, sum_tensors
+from varlap.curvature.protocol import Pass, forward, mean_gradients, sum_tensors
 from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import Batch
@@ -196,7 +196,7 @@ def couples_items(network: nn.Module) -> bool:
 def _label_gradient(bnn: BNN, part: Pass, labels: Tensor, create_graph: bool) -> Gradients:
     values = part.log_likelihoods(bnn, labels)
     weighted = values if part.batch.weights is None else values * part.batch.weights.sqrt()
-    return gradients(weighted.sum(), bnn.means(), create_graph=create_graph)
+    return mean_gradients(bnn, weighted.sum(), create_graph=create_graph)
 
 
 def one_tensor(outputs: Any) -> Tensor:
@@ -225,7 +225,7 @@ def _score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> 
     score = require_score(bnn)(part.outputs, noise, part.batch.y)
     if part.batch.weights is not None:
         score = score * part.batch.weights.sqrt().reshape(-1, *[1] * (score.ndim - 1))
-    return gradients(part.outputs, bnn.means(), create_graph=create_graph, cotangent=score)
+    return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)
 
 
 def _estimate_in_groups(

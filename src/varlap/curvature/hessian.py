@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from varlap.curvature.protocol import forward, gradients, sum_tensors
+from varlap.curvature.protocol import forward, gradients, mean_gradients, sum_tensors
 from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
@@ -66,7 +66,7 @@ class Hessian:
         means = bnn.means()
         generator = streams.generator("probes", bnn.device)
         probes = [{name: random_signs(mean, generator) for name, mean in means.items()} for _ in range(self.num_probes)]
-        first = gradients(log_likelihood, means, create_graph=True)
+        first = mean_gradients(bnn, log_likelihood, create_graph=True)
         products = [hessian_product(first, means, probe, create_graph) for probe in probes]
         return log_likelihood, ProbedDiagonal(probes, products)
 
@@ -79,20 +79,8 @@ def hessian_product(
 ) -> dict[str, Tensor]:
     """Return H v from a gradient that still has its graph."""
     dependent = {name: tensor for name, tensor in first.items() if tensor.requires_grad}
-    computed: tuple[Tensor | None, ...] = (None,) * len(means)
-    if dependent:
-        computed = torch.autograd.grad(
-            list(dependent.values()),
-            list(means.values()),
-            [vector[name] for name in dependent],
-            create_graph=create_graph,
-            retain_graph=True,
-            allow_unused=True,
-        )
-    return {
-        name: torch.zeros_like(mean) if product is None else product
-        for (name, mean), product in zip(means.items(), computed, strict=True)
-    }
+    cotangents = [vector[name] for name in dependent]
+    return gradients(list(dependent.values()), means, cotangents, create_graph=create_graph, retain_graph=True)
 
 
 def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,7 +1,7 @@
 """What a curvature is: an estimate of the log-likelihood's diagonal curvature that can be differentiated."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,23 +76,38 @@ def forward(bnn: BNN, batch: Batch) -> Pass:
 
 
 def gradients(
-    outputs: Tensor, inputs: Mapping[str, Tensor], *, create_graph: bool, cotangent: Tensor | None = None
+    outputs: Sequence[Tensor],
+    inputs: Mapping[str, Tensor],
+    cotangents: Sequence[Tensor] | None = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Differentiate a tensor in named parameters; those that it does not depend on get zeros."""
-    if not outputs.requires_grad:
-        raise NetworkError(
-            "the network's outputs do not depend on any parameter that could be differentiated; does the network "
-            "detach its result, or was it called under torch.inference_mode? (use torch.no_grad)"
+    """Pull cotangents of the outputs back to named inputs; what no output depends on gets zeros."""
+    computed: Sequence[Tensor | None] = [None] * len(inputs)
+    if outputs:
+        computed = torch.autograd.grad(
+            outputs,
+            list(inputs.values()),
+            cotangents,
+            create_graph=create_graph,
+            retain_graph=retain_graph or create_graph,
+            allow_unused=True,
         )
-    computed = torch.autograd.grad(
-        outputs,
-        list(inputs.values()),
-        cotangent,
-        create_graph=create_graph,
-        retain_graph=True,
-        allow_unused=True,
-    )
     return {
         name: torch.zeros_like(tensor) if gradient is None else gradient
         for (name, tensor), gradient in zip(inputs.items(), computed, strict=True)
     }
+
+
+def mean_gradients(
+    bnn: BNN, output: Tensor, *, create_graph: bool, cotangent: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Differentiate what came out of a forward pass in the Bayesian parameters, and keep its graph for more."""
+    if not output.requires_grad:
+        raise NetworkError(
+            "the network's outputs do not depend on any parameter that could be differentiated; does the network "
+            "detach its result, or was it called under torch.inference_mode? (use torch.no_grad)"
+        )
+    cotangents = None if cotangent is None else [cotangent]
+    return gradients([output], bnn.means(), cotangents, create_graph=create_graph, retain_graph=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from varlap import tree
+from varlap.curvature.protocol import gradients
 from varlap.errors import ConfigError
 from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
@@ -208,16 +209,7 @@ def gradients_of(
     outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context, *, retain_graph: bool = False
 ) -> Gradients:
     """Pull cotangents back to all of `Context.tensors()`; what nothing depends on gets zeros."""
-    inputs = context.tensors()
-    computed: Sequence[Tensor | None] = [None] * len(inputs)
-    if outputs:
-        computed = torch.autograd.grad(
-            outputs, list(inputs.values()), list(cotangents), retain_graph=retain_graph, allow_unused=True
-        )
-    return {
-        name: torch.zeros_like(tensor) if gradient is None else gradient
-        for (name, tensor), gradient in zip(inputs.items(), computed, strict=True)
-    }
+    return gradients(outputs, context.tensors(), cotangents, retain_graph=retain_graph)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from varlap.curvature.differentiable import twice_differentiable
-from varlap.curvature.protocol import forward, gradients
+from varlap.curvature.protocol import forward, gradients, mean_gradients
 from varlap.errors import BatchError, ConfigError
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.map import refuse_learnt_prior
@@ -58,9 +58,10 @@ class VLDeterminant(Objective):
         with twice_differentiable(bnn.network, num_derivatives=3):
             total = forward(bnn, context.batch).log_likelihood_sum(bnn)
         means = bnn.means()
-        first = gradients(total, means, create_graph=True)
+        first = mean_gradients(bnn, total, create_graph=True)
         flat = torch.cat([g.flatten() for g in first.values()])
-        rows = [gradients(entry, means, create_graph=context.with_gradients) for entry in flat if entry.requires_grad]
+        entries = flat if flat.requires_grad else []  # constant where the log-likelihood is linear
+        rows = [gradients([e], means, create_graph=context.with_gradients, retain_graph=True) for e in entries]
         hessian = _stack(rows, flat)
         scale = torch.cat([bnn.prior_scale[name].expand(mean.shape).flatten() for name, mean in means.items()])
         scaled = -hessian * (scale[:, None] * scale / beta) + torch.eye(len(scale)).to(hessian)
