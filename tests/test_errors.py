@@ -133,8 +133,8 @@ def test_beta_that_is_no_temperature_is_refused(objective, beta):
         (lambda: varlap.EmpiricalFisher(every=-1), r"EmpiricalFisher\(every=-1\) must be"),
         (lambda: varlap.EmpiricalFisher(fraction=2), r"EmpiricalFisher\(fraction=2\) must be"),
         (lambda: varlap.EmpiricalFisher(groups=-2), r"EmpiricalFisher\(groups=-2\) must be"),
-        (lambda: varlap.Hessian(num_probes=0), r"Hessian\(every=1, num_probes=0\): both must be at least 1"),
-        (lambda: varlap.Hessian(every=0), r"Hessian\(every=0, num_probes=1\): both must be at least 1"),
+        (lambda: varlap.Hessian(num_probes=0), r"Hessian\(every=1, num_probes=0\): both must be whole numbers"),
+        (lambda: varlap.Hessian(every=0), r"Hessian\(every=0, num_probes=1\): both must be whole numbers, at least 1"),
         (lambda: varlap.Gaussian(noise=0.0), r"Gaussian\(noise=0\.0\) must be positive; it is a standard deviation"),
     ],
 )  # fmt: skip

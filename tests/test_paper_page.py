@@ -33,3 +33,8 @@ def test_every_equation_of_the_paper_has_its_row():
             first, _, last = part.strip().partition("-")
             covered |= set(range(int(first), int(last or first) + 1))
     assert covered == set(range(1, 34))
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = (ROOT / "docs" / "reference.md").read_text().splitlines()
+    assert [name for name in importlib.import_module("varlap").__all__ if f"::: varlap.{name}" not in reference] == []

@@ -1,6 +1,6 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
-from varlap import data, models
+from varlap import data, errors, models
 from varlap.curvature import (
     Curvature,
     EmpiricalFisher,
@@ -31,7 +31,7 @@ from varlap.objectives import (
     VLHessian,
     unbounded_variances,
 )
-from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior
+from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior, Weight
 from varlap.posthoc import VarianceGap, laplace, variance_gap
 from varlap.training import FitSettings, History, TrainingStep, adam, fit
 
@@ -66,8 +66,10 @@ __all__ = [
     "VLDeterminant",
     "VLHessian",
     "VarianceGap",
+    "Weight",
     "adam",
     "data",
+    "errors",
     "evaluate",
     "find_kinks",
     "fisher_diagonal",

@@ -81,7 +81,7 @@ def draw(
     dtype: torch.dtype,
     generator: Generator,
 ) -> Tensor:
-    """Draw random numbers on the generator's device: the one place where varlap does.
+    """Draw random numbers on the generator's device, or take those that a traced step was handed.
 
     >>> draw("permutation", (3,), torch.int64, torch.Generator().manual_seed(0)).sort().values
     tensor([0, 1, 2])
@@ -121,7 +121,10 @@ class Streams:
         with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
             seed = derive_seed(self.seed, "network", self.step, self.micro_batch, self.rank)
             torch.default_generator.manual_seed(seed)
-            if devices:
+            if device.type == "cuda":
+                index = torch.cuda.current_device() if device.index is None else device.index
+                torch.cuda.default_generators[index].manual_seed(seed)
+            elif devices:
                 getattr(torch, device.type).manual_seed(seed)
             yield
 

@@ -618,7 +618,7 @@ def test_a_likelihood_of_ones_own_serves_every_objective(objective, likelihood):
 def test_what_needs_a_score_says_so_to_a_likelihood_without_one(curvature):
     bnn, x, y = own_bnn(Exponential())
     message = r"the likelihood Exponential has no `score`, which the whole gradient and the exact Fisher need; add "
-    message += r"score\(outputs, noise, targets=None\) to it, or use Fisher\(gradient='held'\) or labels='sampled'"
+    message += r"score\(outputs, noise, targets=None\) to it, or use Fisher\(gradient='held'\), "
     with pytest.raises(ConfigError, match=message):
         varlap.VL(6, curvature=curvature)(bnn, x, y)
 

@@ -38,7 +38,7 @@ over_cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 class HeldDraws:
     """Makes a likelihood repeat its first draws: same noise, same outputs, whatever the weights are by then.
 
-    The noise of a Gaussian still follows its own learnt scale, as DESIGN.md, section 2, wants it.
+    The noise of a Gaussian still follows its own learnt scale, as it always does.
     """
 
     def __init__(self, bnn):
@@ -310,7 +310,7 @@ def test_whole_gradient_averages_to_the_enumerated_one_and_the_held_one_does_not
 
 
 def test_curvature_gradient_in_learnt_noise_is_the_exact_fishers_where_held_labels_would_double_it():
-    """The trap of DESIGN.md, section 2. 1,000 draws; |z| < 4.5, twice, has a false-alarm rate of 1.4e-5."""
+    """Holding the draw would double it. 1,000 draws; |z| < 4.5, twice, has a false-alarm rate of 1.4e-5."""
     bnn, x, y = LIKELIHOOD_CASES[2].make()
     log_noise = bnn.likelihood.log_noise
 

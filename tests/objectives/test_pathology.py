@@ -75,6 +75,8 @@ def test_count_of_unbounded_variances_equals_a_count_on_the_dense_hessian(beta):
 class KnownDiagonal:
     """A curvature that is known already, as it is while the means are held: f = −h, without Hutchinson's noise."""
 
+    memory, num_derivatives = 0.0, 3
+
     def __init__(self, hessian):
         self.hessian = hessian
 

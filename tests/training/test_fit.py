@@ -97,3 +97,22 @@ def test_closed_form_variances_are_set_during_fit():
     name = "0.weight"
     expected = 0.1 / (90 * objective.running_means()["variance_fisher"].mean()[name] + 0.1 / bnn.prior_scale[name] ** 2)
     torch.testing.assert_close((2 * bnn.log_sigma[name]).exp().detach(), expected)
+
+
+def test_epoch_values_average_over_items_not_batches():
+    torch.manual_seed(0)
+    bnn = varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
+    x, y = _blobs()
+    history = varlap.fit(bnn, varlap.MAP(90, 0.0), (x, y), epochs=1, batch_size=80, lr=1e-12)
+    assert history.epochs[0]["log_likelihood"] == pytest.approx(-varlap.evaluate(bnn, (x, y))["nll"], rel=1e-5)
+
+
+def test_arrays_are_taken_and_other_forms_are_refused_with_the_way_out():
+    x, y = _blobs()
+    bnn = varlap.BNN(varlap.models.mlp(2, 3))
+    varlap.fit(bnn, varlap.VL(90), (x.numpy(), y.numpy()), epochs=1)
+    data_set = torch.utils.data.TensorDataset(x, y)
+    with pytest.raises(varlap.errors.ConfigError, match=r"a tuple \(x, y\) of tensors or arrays, not a TensorDataset"):
+        varlap.fit(bnn, varlap.VL(90), data_set, epochs=1)
+    with pytest.raises(varlap.errors.ConfigError, match="fit needs epochs"):
+        varlap.fit(bnn, varlap.VL(90), (x, y))

@@ -120,3 +120,40 @@ def test_replayed_cuda_graph_equals_the_eager_step(name: str):
         results.append([*bnn.state_dict().values(), *values])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+def test_frozen_means_stay_where_they_are_in_a_traced_step(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    bnn, x, y = CASES[0].make()
+    bnn.network[0].weight.requires_grad_(False)
+    before = bnn.network[0].weight.clone()
+    step = varlap.TrainingStep(bnn, varlap.VL(100), torch.optim.SGD(bnn.parameters(), 0.1), compiled=True)
+    with pytest.warns(varlap.errors.VarlapWarning, match="SGD trains log σ and the means at one learning rate"):
+        step(x, y, number=0)
+    assert torch.equal(bnn.network[0].weight, before)
+    assert step._compiled
+
+
+def test_a_buffer_that_the_network_replaces_moves_in_a_traced_step(monkeypatch: pytest.MonkeyPatch):
+    class Counts(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count = self.count + 1
+            return super().forward(x)
+
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    bnn = varlap.BNN(Counts()).train()
+    step = varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), compiled=True)
+    for number in range(3):
+        step(torch.randn(5, 4), torch.arange(5) % 3, number=number)
+    assert bnn.network.count == 3
+    assert step._compiled
+
+
+def test_an_unknown_precision_is_refused():
+    bnn, _, _ = CASES[0].make()
+    with pytest.raises(varlap.errors.ConfigError, match="precision='fp16': choose 'fp32' or 'bf16'"):
+        varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), precision="fp16")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from varlap.cli.mistakes import user_mistakes
 from varlap.data import load
 from varlap.metrics import evaluate
 from varlap.models import mlp
@@ -21,7 +22,7 @@ EXPLAINED = {"accuracy": "accuracy ↑", "nll": "test NLL ↓", "ece": "ECE ↓"
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(help="passes over the training images")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images")] = 60,
     beta: Annotated[float, typer.Option(help="tempering of the prior, for both methods")] = 0.01,
     seed: Annotated[int, typer.Option(help="of weights, batches and drawn labels")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -30,22 +31,23 @@ def demo(
 
     Example: varlap demo --beta 0.01
     """
-    digits = load("digits")
-    train = digits.train_images.flatten(1), digits.train_labels
-    test = digits.test_images.flatten(1), digits.test_labels
-    num_data = len(train[1])
-    console = Console(stderr=as_json)
-    console.print(f"digits: {num_data} training images, {len(test[1])} test images, {epochs} epochs a method")
-    scores = {}
-    for name, objective in {"MAP": MAP(num_data, beta=beta), "VL": VL(num_data, beta=beta, seed=seed)}.items():
-        torch.manual_seed(seed)  # both methods start from the same weights
-        bnn = BNN(mlp(train[0].shape[1], digits.num_classes, hidden=(100, 100)))
-        _train(bnn, objective, train, epochs, seed, name, console)
-        scores[name] = evaluate(bnn, test)
-    if as_json:
-        typer.echo(json.dumps({"data": "digits", "beta": beta, "epochs": epochs, "seed": seed, "scores": scores}))
-    else:
-        console.print(_table(scores))
+    with user_mistakes():
+        digits = load("digits")
+        train = digits.train_images.flatten(1), digits.train_labels
+        test = digits.test_images.flatten(1), digits.test_labels
+        num_data = len(train[1])
+        console = Console(stderr=as_json)
+        console.print(f"digits: {num_data} training images, {len(test[1])} test images, {epochs} epochs a method")
+        scores = {}
+        for name, objective in {"MAP": MAP(num_data, beta=beta), "VL": VL(num_data, beta=beta, seed=seed)}.items():
+            torch.manual_seed(seed)  # both methods start from the same weights
+            bnn = BNN(mlp(train[0].shape[1], digits.num_classes, hidden=(100, 100)))
+            _train(bnn, objective, train, epochs, seed, name, console)
+            scores[name] = evaluate(bnn, test)
+        if as_json:
+            typer.echo(json.dumps({"data": "digits", "beta": beta, "epochs": epochs, "seed": seed, "scores": scores}))
+        else:
+            console.print(_table(scores))
 
 
 def _train(

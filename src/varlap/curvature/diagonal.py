@@ -23,6 +23,7 @@ from varlap.streams import Streams
 log = logging.getLogger(__name__)
 
 MOST_WEIGHTS_FOR_EXACT_HESSIAN = 2_000
+MOST_DIRECTIONS = 2_000
 MOST_GRADIENT_ENTRIES = 2**27  # per-item gradients held at once: half a gigabyte in single precision
 
 
@@ -36,8 +37,9 @@ def fisher_diagonal(
 ) -> dict[str, Tensor]:
     """Return the Fisher's diagonal per datum, Eq. 25 averaged over the data, squared item by item.
 
-    "exact" sums over the directions of the outputs (K backward passes for K outputs); "sampled" draws one label
-    an item. Items are taken one at a time by `torch.vmap`, or in a loop where the network does not allow that.
+    "exact" sums over the directions of the outputs (K backward passes for K outputs); "sampled" makes one draw an
+    item: a random direction of the right covariance, or a label where the likelihood has no `score`. Items are taken
+    one at a time by `torch.vmap`, or in a loop where the network does not allow that.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 1), varlap.Gaussian(noise=1.0, learnt=False))
@@ -100,7 +102,7 @@ def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
     for number, (x, y) in enumerate(as_batches(data, batch_size)):
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         with torch.enable_grad():
-            yield forward(bnn, checked_batch(x, y, None, num_data=2**62, step=number))
+            yield forward(bnn, checked_batch(x, y, step=number))
 
 
 def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -> Iterator[Tensor]:
@@ -118,6 +120,11 @@ def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -
             yield score_fn(outputs, normal_like(outputs, generator), part.batch.y)
             return
         num_directions = outputs[0].numel()
+        if num_directions > MOST_DIRECTIONS:
+            raise ConfigError(
+                f"the exact Fisher takes one backward pass for each of {num_directions} outputs of an item; use "
+                "labels='sampled' (laplace: curvature='sampled-fisher')"
+            )
         for direction in range(num_directions):
             noise = torch.zeros(len(outputs), num_directions, dtype=outputs.dtype, device=outputs.device)
             noise[:, direction] = 1
@@ -142,6 +149,8 @@ def _squared_item_gradients(bnn: BNN, part: Pass, cotangent: Tensor) -> dict[str
             x, u = tree.take(part.batch.x, items), cotangent[items]
             for name, rows in torch.vmap(item_gradients, in_dims=(None, 0, 0))(means, x, u).items():
                 sums[name] += rows.to(sums[name].dtype).square().sum(0)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError) as error:  # what vmap cannot trace: recurrent kernels, inputs beside tensors
         log.info("per-item gradients in a loop, since torch.vmap refused the network: %s", error)
         sums = _zeros(means)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from varlap import tree
-from varlap.curvature.protocol import Pass, forward, mean_gradients, sum_tensors
+from varlap.curvature.protocol import Pass, forward, mean_gradients, sum_tensors, weight_of_every
 from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import Batch
@@ -53,7 +53,8 @@ class Fisher:
     Args:
         every: evaluate the curvature every k-th step, with weight k: right on average over the steps.
         fraction: evaluate it on a random part of the batch, which saves the rest's share of the work, except with batch
-            norm in training mode, which couples the items (see `batch_norm`).
+            norm in training mode, which couples the items (see `batch_norm`), and with other buffers that a pass may
+            move, for which the whole batch has a pass of its own.
         groups: square the gradients of that many groups separately: same expectation, less variance.
         memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
             instead of the newest value in every k-th step with weight k: far less noise for a little staleness.
@@ -84,9 +85,14 @@ class Fisher:
         if self.gradient not in ("held", "whole"):
             raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's) or 'whole'")
 
+    @property
+    def num_derivatives(self) -> int:
+        """The gradient, and its derivative."""
+        return 2
+
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
-        return self.every if step % self.every == 0 else 0
+        return weight_of_every(self.every, step)
 
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
         """Return the mean log-likelihood and S ḡ² for labels drawn from the same forward pass."""
@@ -118,9 +124,19 @@ class EmpiricalFisher:
     def __post_init__(self) -> None:
         _check_settings("EmpiricalFisher", self.every, self.fraction, self.groups)
 
+    @property
+    def memory(self) -> float:
+        """Nothing is remembered."""
+        return 0.0
+
+    @property
+    def num_derivatives(self) -> int:
+        """The gradient, and its derivative."""
+        return 2
+
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
-        return self.every if step % self.every == 0 else 0
+        return weight_of_every(self.every, step)
 
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
         """Return the mean log-likelihood and S ḡ² for the observed labels."""
@@ -144,6 +160,16 @@ class ExactFisher:
     >>> ExactFisher().weight(step=3)
     1
     """
+
+    @property
+    def memory(self) -> float:
+        """Nothing is remembered."""
+        return 0.0
+
+    @property
+    def num_derivatives(self) -> int:
+        """The gradient, and its derivative."""
+        return 2
 
     def weight(self, step: int) -> float:  # noqa: ARG002
         """Return 1: every step has its curvature."""
@@ -215,8 +241,8 @@ def require_score(bnn: BNN) -> Callable[..., Tensor]:
     if score_fn is None:
         raise ConfigError(
             f"the likelihood {type(bnn.likelihood).__name__} has no `score`, which the whole gradient and the exact "
-            "Fisher need; add score(outputs, noise, targets=None) to it, or use Fisher(gradient='held') or "
-            "labels='sampled'"
+            "Fisher need; add score(outputs, noise, targets=None) to it, or use Fisher(gradient='held'), "
+            "fisher_diagonal(labels='sampled') or laplace(curvature='sampled-fisher')"
         )
     return score_fn
 

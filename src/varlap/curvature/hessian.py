@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from varlap.curvature.protocol import forward, gradients, mean_gradients, sum_tensors
+from varlap.curvature.protocol import forward, gradients, mean_gradients, sum_tensors, weight_of_every
 from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
@@ -50,15 +49,26 @@ class Hessian:
 
     every: int = 1
     num_probes: int = 1
-    num_derivatives: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.num_probes < 1:
-            raise ConfigError(f"Hessian(every={self.every}, num_probes={self.num_probes}): both must be at least 1")
+        if not all(isinstance(value, int) and value >= 1 for value in (self.every, self.num_probes)):
+            raise ConfigError(
+                f"Hessian(every={self.every}, num_probes={self.num_probes}): both must be whole numbers, at least 1"
+            )
+
+    @property
+    def memory(self) -> float:
+        """Nothing is remembered."""
+        return 0.0
+
+    @property
+    def num_derivatives(self) -> int:
+        """The gradient, the Hessian, and its derivative."""
+        return 3
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
-        return self.every if step % self.every == 0 else 0
+        return weight_of_every(self.every, step)
 
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, ProbedDiagonal]:
         """Return the mean log-likelihood and minus its Hessian's diagonal, per datum."""

@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from varlap.errors import BatchError, NetworkError
+from varlap.errors import BatchError, ConfigError, NetworkError
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams
@@ -26,8 +26,19 @@ class Estimate(Protocol):
         ...
 
 
+@runtime_checkable
 class Curvature(Protocol):
     """Evaluates a batch's log-likelihood and, from the same forward pass, its diagonal curvature."""
+
+    @property
+    def memory(self) -> float:
+        """Decay of a running mean over evaluations that serves in every step; 0 for none."""
+        ...
+
+    @property
+    def num_derivatives(self) -> int:
+        """How often the network is differentiated in all: 2 for a Fisher, 3 for a Hessian."""
+        ...
 
     def weight(self, step: int) -> float:
         """Return the weight of the curvature in this step: 0 where it is left out."""
@@ -36,6 +47,20 @@ class Curvature(Protocol):
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, Estimate]:
         """Return the mean log-likelihood and the curvature, both per datum."""
         ...
+
+
+def checked_curvature(owner: str, curvature: Any) -> Curvature:
+    """Return the curvature, or say that it is none."""
+    if isinstance(curvature, type) or not isinstance(curvature, Curvature):
+        raise ConfigError(
+            f"{owner}(curvature={curvature!r}) does not follow varlap.Curvature; pass an object such as varlap.Fisher()"
+        )
+    return curvature
+
+
+def weight_of_every(every: int, step: int) -> int:
+    """Return k in every k-th step and 0 in the others: 1 on average."""
+    return every if step % every == 0 else 0
 
 
 def sum_tensors(tensors: Iterable[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Where arrays come from, and how they become batches."""
 
 from varlap.data.arrays import KNOWN_NAMES, ArrayData, data_folder, load
-from varlap.data.batches import as_batches, count_items
+from varlap.data.batches import as_batches, as_tensors, count_items
 from varlap.data.transforms import Normaliser, crop_and_flip
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "ArrayData",
     "Normaliser",
     "as_batches",
+    "as_tensors",
     "count_items",
     "crop_and_flip",
     "data_folder",

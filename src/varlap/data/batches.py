@@ -30,13 +30,24 @@ def as_batches(data: Any, batch_size: int) -> Iterable[tuple[Any, Any]]:
         raise ConfigError(f"as_batches: batch_size is {batch_size!r}; give a whole number of at least 1")
     _check_form(data)
     if _is_arrays(data):
-        x, y = (_as_tensors(part, name) for part, name in zip(data, "xy", strict=True))
+        x, y = as_tensors(data)
         return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
     if isinstance(data, Dataset):
         # A DataLoader draws a seed on every pass, from the global generator unless it has its own.
         loader = DataLoader(data, batch_size=batch_size, generator=torch.Generator().manual_seed(0))
         return _PairBatches(loader)
     return _PairBatches(data)
+
+
+def as_tensors(pair: Any) -> tuple[Any, Any]:
+    """Turn a pair (x, y) of tensors or arrays into tensors; x may be a dict or tuple of them.
+
+    >>> x, y = as_tensors((np.zeros((5, 2)), np.zeros(5)))
+    >>> x.shape, y.shape
+    (torch.Size([5, 2]), torch.Size([5]))
+    """
+    x, y = pair
+    return _as_tensors(x, "x"), _as_tensors(y, "y")
 
 
 def count_items(data: Any) -> int:
@@ -57,7 +68,7 @@ def count_items(data: Any) -> int:
 def _count(data: Any) -> int:
     _check_form(data)
     if _is_arrays(data):
-        return _count_arrays(*(_as_tensors(part, name) for part, name in zip(data, "xy", strict=True)))
+        return _count_arrays(*as_tensors(data))
     if isinstance(data, DataLoader):
         if isinstance(data.sampler, SubsetRandomSampler):
             return len(data.sampler)

@@ -82,7 +82,8 @@ class Categorical(nn.Module):
         if targets.shape != expected:
             raise BatchError(
                 f"the categorical likelihood needs targets of shape {tuple(expected)} for outputs of shape "
-                f"{tuple(outputs.shape)}, got {tuple(targets.shape)}; targets are class numbers, not one-hot rows"
+                f"{tuple(outputs.shape)}, got {tuple(targets.shape)}; targets are class numbers, not one-hot rows "
+                "(for regression pass likelihood='gaussian')"
             )
         if targets.dtype.is_floating_point or targets.dtype == torch.bool:
             raise BatchError(

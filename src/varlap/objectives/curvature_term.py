@@ -62,10 +62,11 @@ def remembered_data_term(
         data = DataTerm(log_likelihood, torch.zeros_like(log_likelihood), own, {})
         outputs, cotangents = _pull_back(bnn, estimate, 1)
         pulled = _pulled(outputs, cotangents, context)
-        diagonal, updates = fisher.including(new)
+        diagonal, fisher_sums = fisher.including(new)
         # An input belongs to its own batch, so its gradient is not remembered.
-        in_means, more = gradient.including({name: g for name, g in pulled.items() if not name.startswith("x")})
-        updates = updates + more
+        kept = {name: g for name, g in pulled.items() if not name.startswith("x")}
+        in_means, gradient_sums = gradient.including(kept)
+        updates = [(fisher, fisher_sums), (gradient, gradient_sums)]
     penalty, in_log_sigma = _penalty(bnn, diagonal, 1)
     if not context.with_gradients:
         return replace(data, curvature=penalty)
@@ -74,7 +75,7 @@ def remembered_data_term(
 
 
 def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]:
-    with twice_differentiable(context.bnn.network, getattr(curvature, "num_derivatives", 2)):
+    with twice_differentiable(context.bnn.network, curvature.num_derivatives):
         return curvature.estimate(context.bnn, context.batch, context.streams, create_graph=context.with_gradients)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.curvature.protocol import gradients
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, NetworkError
 from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
@@ -87,7 +87,7 @@ class Objective(ABC):
             )
         if isinstance(num_data, bool) or not isinstance(num_data, Real) or num_data < 1 or num_data % 1 != 0:
             raise ConfigError(f"{name}(num_data={num_data}) must be a whole number of items, at least 1")
-        if not (beta >= 0 and math.isfinite(beta)):
+        if not isinstance(beta, Real) or not (beta >= 0 and math.isfinite(beta)):
             raise ConfigError(f"{name}(beta={beta}) must be finite and not negative; 1 is Bayes, less is tempered")
         if beta_warmup_steps < 0:
             raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps}) must not be negative")
@@ -119,21 +119,17 @@ class Objective(ABC):
             micro_batch: number of this batch within an accumulated step, so that each has its own draws.
             weights: one for each item; the log-likelihood is weighted by it.
         """
+        if not isinstance(bnn, BNN):
+            raise NetworkError(f"an objective needs a BNN, got {type(bnn).__name__}; wrap it: varlap.BNN(network)")
         with_grad = torch.is_grad_enabled()
         at = self.num_calls if step is None else step
         batch = checked_batch(x, y, weights, num_data=self.num_data, step=at)
         streams = Streams(self.seed, at, micro_batch, current_rank())
         context = Context(bnn, batch, streams, self.beta_at(at), with_grad)
         self.inspect(context)
-        empty = [running for running in self.running_means().values() if not running]
-        try:
-            with prepared(context):
-                evaluation = self.value_and_gradients(context)
-                _check_evaluation(evaluation, at)
-        except BaseException:
-            for running in empty:  # sums that nothing was added to have no mean
-                running.sums = {}
-            raise
+        with prepared(context):
+            evaluation = self.value_and_gradients(context)
+            _check_evaluation(evaluation, at)
         if with_grad:
             write(evaluation.updates)
             self.num_calls += step is None
@@ -170,11 +166,12 @@ class Objective(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the count of calls, and the running Fisher where there is one."""
-        return {"num_calls": self.num_calls} | {name: r.state_dict() for name, r in self.running_means().items()}
+        counts = {"num_calls": self.num_calls, "last_step": self.last_step}
+        return counts | {name: running.state_dict() for name, running in self.running_means().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned."""
-        self.num_calls = int(state["num_calls"])
+        self.num_calls, self.last_step = int(state["num_calls"]), int(state["last_step"])
         for name, running in self.running_means().items():
             running.load_state_dict(state[name])
 

@@ -10,18 +10,19 @@ from torch import Tensor
 from varlap.errors import ConfigError
 
 WEIGHT = "weight of the sums"
-Updates = list[tuple[Tensor, Tensor]]
 
 
 class RunningMean:
     """An exponential moving average of named tensors, free of the bias of starting at zero.
 
-    `including` computes the mean with one more value without changing anything; the updates that it returns are
-    written by `write`, once the step is known to be sound.
+    `including` computes the mean with one more value without changing anything; what it returns besides is written by
+    `write`, once the step is known to be sound.
 
     >>> running = RunningMean(decay=0.9)
-    >>> means, updates = running.including({"w": torch.tensor([2.0])})
-    >>> write(updates)
+    >>> means, sums = running.including({"w": torch.tensor([2.0])})
+    >>> bool(running)
+    False
+    >>> write([(running, sums)])
     >>> means["w"], running.mean()["w"]
     (tensor([2.]), tensor([2.]))
     """
@@ -29,7 +30,8 @@ class RunningMean:
     def __init__(self, decay: float) -> None:
         if not 0 <= decay < 1:
             raise ConfigError(
-                f"the decay of a running mean must be in [0, 1), got {decay}; 0.99 averages about 100 values"
+                f"the decay of a running mean (VL's fisher_decay, Fisher's memory) is {decay}; it must be "
+                "in [0, 1), and 0.99 averages about 100 values"
             )
         self.decay = decay
         self.sums: dict[str, Tensor] = {}
@@ -37,15 +39,12 @@ class RunningMean:
     def __bool__(self) -> bool:
         return bool(self.sums)
 
-    def including(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Updates]:
-        """Return the mean that includes these values, and the updates that make it the present one."""
-        if not self.sums:
-            self.sums = {name: torch.zeros_like(value) for name, value in values.items()}
-            first = next(iter(values.values()))
-            self.sums[WEIGHT] = torch.zeros((), dtype=torch.float64, device=first.device)
-        new = {name: torch.lerp(self.sums[name], value, 1 - self.decay) for name, value in values.items()}
-        new[WEIGHT] = self.decay * self.sums[WEIGHT] + (1 - self.decay)
-        return _normalised(new), [(self.sums[name], tensor) for name, tensor in new.items()]
+    def including(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the mean that includes these values, and the sums that make it the present one."""
+        old = self.sums or zero_sums(values)
+        new = {name: torch.lerp(old[name].to(value), value, 1 - self.decay) for name, value in values.items()}
+        new[WEIGHT] = self.decay * old[WEIGHT].to(next(iter(values.values())).device) + (1 - self.decay)
+        return _normalised(new), new
 
     def mean(self) -> dict[str, Tensor]:
         """Return the present mean."""
@@ -66,9 +65,18 @@ class RunningMean:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state that `state_dict` returned."""
-        if self.sums.keys() != state.keys():
-            self.sums = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        write([(self.sums[name], tensor) for name, tensor in state.items()])  # a compiled step reads them in place
+        write([(self, dict(state))])
+
+
+Updates = list[tuple[RunningMean, dict[str, Tensor]]]
+
+
+def zero_sums(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return sums of nothing, for values of these shapes."""
+    sums = {name: torch.zeros_like(value) for name, value in values.items() if name != WEIGHT}
+    first = next(iter(sums.values()))
+    sums[WEIGHT] = torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+    return sums
 
 
 def _normalised(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -77,6 +85,9 @@ def _normalised(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def write(updates: Updates) -> None:
-    """Put new values into their places."""
-    for place, value in updates:
-        place.copy_(value)
+    """Make new sums the present ones, in place where there are some, since a compiled step reads them there."""
+    for running, new in updates:
+        if running.sums.keys() != new.keys() or any(running.sums[n].dtype != t.dtype for n, t in new.items()):
+            running.sums = zero_sums(new)
+        for name, tensor in new.items():
+            running.sums[name].copy_(tensor)

@@ -50,18 +50,15 @@ class VI(Objective):
 
     def data_term(self, context: Context) -> DataTerm:
         """Average the log-likelihood over weight samples."""
+        return _average(self._terms(context), self.num_samples)
+
+    def _terms(self, context: Context) -> Iterator[DataTerm]:
         bnn = context.bnn
-        terms = []
         for number, noise in enumerate(self._noises(context)):
             # Running statistics move once a step, however many samples there are.
             with bnn.perturbed(noise), bnn.spare_buffers() if number else contextlib.nullcontext():
-                terms.append(_sampled_term(context, noise))
-        return DataTerm(
-            torch.stack([term.log_likelihood for term in terms]).mean(),
-            torch.zeros_like(terms[0].log_likelihood),
-            _average([term.gradients for term in terms]),
-            _average([term.log_sigma_gradients for term in terms]),
-        )
+                term = _sampled_term(context, noise)
+            yield term
 
     def _noises(self, context: Context) -> Iterator[dict[str, Tensor]]:
         generator = context.streams.generator("weights", context.bnn.device)
@@ -87,5 +84,19 @@ def _sampled_term(context: Context, noise: dict[str, Tensor]) -> DataTerm:
     return DataTerm(log_likelihood.detach(), torch.zeros_like(log_likelihood), gradients, log_sigma_gradients)
 
 
-def _average(samples: list[Gradients]) -> Gradients:
-    return {name: torch.stack([sample[name] for sample in samples]).mean(0) for name in samples[0]}
+def _average(terms: Iterator[DataTerm], num_samples: int) -> DataTerm:
+    """Average over samples as they come, so that two of them are held at a time."""
+    total = next(terms)
+    for term in terms:
+        total = DataTerm(
+            total.log_likelihood + term.log_likelihood,
+            total.curvature,
+            {name: gradient + term.gradients[name] for name, gradient in total.gradients.items()},
+            {name: g + term.log_sigma_gradients[name] for name, g in total.log_sigma_gradients.items()},
+        )
+    return DataTerm(
+        total.log_likelihood / num_samples,
+        total.curvature,
+        {name: gradient / num_samples for name, gradient in total.gradients.items()},
+        {name: gradient / num_samples for name, gradient in total.log_sigma_gradients.items()},
+    )

@@ -5,7 +5,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from varlap.curvature import Curvature, Fisher
+from varlap.curvature import Curvature, Fisher, Hessian
+from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError
 from varlap.objectives.curvature_term import curvature_data_term, remembered_data_term
 from varlap.objectives.kinks import warn_about_kinks
@@ -60,10 +61,14 @@ class VL(Objective):
                 "warm-up the variances jump to the prior's; pass 0 if that is what you want"
             )
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
-        self.curvature: Curvature = Fisher() if curvature is None else curvature
+        self.curvature = checked_curvature("VL", Fisher() if curvature is None else curvature)
+        if variances == "closed-form" and isinstance(self.curvature, Hessian):
+            raise ConfigError(
+                "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"
+            )
         self.variances: Variances = variances
         self._variance_fisher = RunningMean(fisher_decay)
-        self._fisher, self._gradient = (RunningMean(getattr(self.curvature, "memory", 0.0)) for _ in range(2))
+        self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
@@ -83,7 +88,7 @@ class VL(Objective):
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and the curvature penalty from one forward pass."""
         learn = self.variances == "learnt"
-        if not getattr(self.curvature, "memory", 0.0):
+        if not self.curvature.memory:
             return curvature_data_term(context, self.curvature, learn_variances=learn)
         if not self._fisher and not self.curvature.weight(context.streams.step):
             return curvature_data_term(context, self.curvature, learn_variances=learn)  # nothing to remember yet
@@ -113,11 +118,11 @@ class VL(Objective):
         """Add this step's Fisher to the running mean for the closed form; the weight of skipped steps never enters."""
         if self.variances == "learnt" or data.diagonal is None:
             return []
-        return self._variance_fisher.including(data.diagonal)[1]
+        return [(self._variance_fisher, self._variance_fisher.including(data.diagonal)[1])]
 
     def running_means(self) -> dict[str, RunningMean]:
         """Return the running Fisher of the closed form, and what `Fisher(memory=...)` remembers."""
         running = {"variance_fisher": self._variance_fisher} if self.variances == "closed-form" else {}
-        if getattr(self.curvature, "memory", 0.0):
+        if self.curvature.memory:
             running |= {"fisher": self._fisher, "gradient": self._gradient}
         return running

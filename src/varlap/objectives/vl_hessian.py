@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from varlap.curvature import Hessian
-from varlap.curvature.protocol import Curvature
+from varlap.curvature.protocol import checked_curvature
 from varlap.objectives.curvature_term import curvature_data_term
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.objective import Context, DataTerm, Objective
@@ -44,7 +44,7 @@ class VLHessian(Objective):
         beta_warmup_steps: int = 0,
     ) -> None:
         super().__init__(num_data, beta, seed, beta_warmup_steps)
-        self.curvature: Curvature = Hessian() if curvature is None else curvature
+        self.curvature = checked_curvature("VLHessian", Hessian() if curvature is None else curvature)
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature."""

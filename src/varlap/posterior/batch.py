@@ -27,7 +27,7 @@ class Batch:
         return Batch(tree.take(self.x, items), tree.take(self.y, items), weights, len(items), self.trusted)
 
 
-def checked_batch(x: Any, y: Any, weights: Tensor | None, *, num_data: int, step: int) -> Batch:
+def checked_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: int | None = None, step: int) -> Batch:
     """Make a batch of what the user passed, or say what is wrong with it.
 
     >>> checked_batch(torch.zeros(4, 2), torch.zeros(4), None, num_data=100, step=0).size
@@ -43,7 +43,7 @@ def checked_batch(x: Any, y: Any, weights: Tensor | None, *, num_data: int, step
         raise BatchError(
             f"x has shape {tuple(x.shape)} but y has {size} items; their first dimensions must be the same"
         )
-    if size > num_data:
+    if num_data is not None and size > num_data:
         raise BatchError(
             f"the batch has {size} items but num_data={num_data}; num_data is the size of the whole training set, "
             "for example VL(num_data=len(train_set))"
@@ -69,10 +69,9 @@ def check_finite(named: list[tuple[str, Tensor]], *, step: int, advice: str) -> 
     if not floating:
         return
     device = floating[0][1].device
-    # A norm is finite only if all entries are (or overflows, which deserves the alarm as well).
-    norms = torch.stack([tensor.abs().amax().to(device, torch.float64) for _, tensor in floating])
-    if bool(norms.isfinite().all()):
+    sound = torch.stack([tensor.abs().amax().isfinite().to(device) for _, tensor in floating])
+    if bool(sound.all()):
         return
-    name, tensor = floating[int((~norms.isfinite()).nonzero()[0])]
+    name, tensor = floating[int((~sound).nonzero()[0])]
     kind = "NaN" if bool(tensor.isnan().any()) else "Inf"
     raise NonFiniteError(f"step {step}: {name} holds {kind}; nothing was changed; {advice}")

@@ -43,7 +43,7 @@ class BNN(nn.Module):
             implicit gradient regularisation).
 
     A dict or tuple `x` is spread over the network's arguments where it fits their names or number, and is passed
-    whole otherwise.
+    whole otherwise; a list is spread if it has as many entries as the network has required arguments.
 
     >>> bnn = BNN(nn.Linear(4, 3))
     >>> sorted(bnn.log_sigma)
@@ -77,8 +77,8 @@ class BNN(nn.Module):
         weights = select_weights(network, select)
         self.network = network
         self.likelihood = choose_likelihood(likelihood)
-        if isinstance(likelihood, str) and isinstance(self.likelihood, nn.Module):
-            self.likelihood.to(weights[0].value)
+        if isinstance(self.likelihood, nn.Module):  # one given by name takes the network's dtype too
+            self.likelihood.to(weights[0].value if isinstance(likelihood, str) else weights[0].value.device)
         self.prior = prior
         self._output = output
         scales = {w.name: _scalar(checked_scale(prior, w), w.value) for w in weights}
@@ -121,7 +121,7 @@ class BNN(nn.Module):
 
     def prior_mean_of(self, name: str) -> Tensor | float:
         """Return the prior's mean m of one parameter: 0 unless the prior is centred on the network."""
-        return self.prior_mean.as_dict().get(name, 0.0)
+        return self.prior_mean[name] if name in self.prior_mean else 0.0  # noqa: SIM401
 
     @property
     def device(self) -> torch.device:
@@ -322,7 +322,7 @@ class BNN(nn.Module):
     # -- delegates ----------------------------------------------------------------------------------------------
 
     def predict(self, x: Any) -> Prediction:
-        """Predict with the mean network: probabilities, or mean and variance. See `varlap.predict`.
+        """Predict with the mean network: probabilities, or mean and variance.
 
         >>> BNN(nn.Linear(4, 3)).predict(torch.zeros(2, 4)).probs.shape
         torch.Size([2, 3])
@@ -341,6 +341,8 @@ def _check_network(network: nn.Module) -> None:
     if not isinstance(network, nn.Module):
         raise NetworkError(f"BNN needs an nn.Module, got {type(network).__name__}; wrap a function in a module")
     for name, module in network.named_modules():
+        if isinstance(module, BNN):
+            raise NetworkError("the network is, or holds, a BNN already; wrap the network itself: BNN(bnn.network)")
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             where = f"its part {name!r}" if name else "it"
             original = hasattr(module, "_orig_mod")
@@ -362,7 +364,16 @@ def _spread(network: nn.Module, x: Any) -> Any:
         return network(**x)
     if isinstance(x, tuple) and _fits(network, x, {}):
         return network(*x)
+    # torch's loaders make lists of tuples; a network that takes one list has one required argument.
+    if isinstance(x, list) and len(x) > 1 and _num_required(network) == len(x):
+        return network(*x)
     return network(x)
+
+
+def _num_required(network: nn.Module) -> int:
+    parameters = inspect.signature(network.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
 
 
 def _fits(network: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -19,44 +19,35 @@ class NamedTensors(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._names = tuple(tensors)
+        self._places: dict[str, tuple[nn.Module, str]] = {}
         for name, tensor in tensors.items():
-            holder, attribute = self._holder(name, create=True)
-            # The tables are written directly: a network may call its parts `keys` or `training`, which
-            # `register_parameter` would refuse because the module has attributes of those names.
+            *path, attribute = name.split(".")
+            holder: nn.Module = self
+            for part in path:
+                # The tables are written directly: a network may call its parts `keys` or `training`, which
+                # `register_module` would refuse because the module has attributes of those names.
+                holder = holder._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
             if isinstance(tensor, nn.Parameter):
                 holder._parameters[attribute] = tensor
             else:
                 holder._buffers[attribute] = tensor
-
-    def _holder(self, name: str, create: bool = False) -> tuple[nn.Module, str]:
-        *path, attribute = name.split(".")
-        holder: nn.Module = self
-        for part in path:
-            if create and part not in holder._modules:
-                holder._modules[part] = nn.Module()
-            child = holder._modules[part]
-            assert child is not None
-            holder = child
-        return holder, attribute
+            self._places[name] = holder, attribute
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        holder, attribute = self._holder(name)
+        holder, attribute = self._places[name]
         tensor = holder._parameters.get(attribute)
         tensor = holder._buffers.get(attribute) if tensor is None else tensor
         assert tensor is not None
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._places)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return name in self._places
 
     def keys(self) -> KeysView[str]:
         """Return the names."""
@@ -72,4 +63,4 @@ class NamedTensors(nn.Module):
 
     def as_dict(self) -> dict[str, Tensor]:
         """Return a plain dict of the same tensors."""
-        return {name: self[name] for name in self._names}
+        return {name: self[name] for name in self._places}

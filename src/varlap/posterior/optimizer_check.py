@@ -31,10 +31,11 @@ def _install_hook() -> None:
 def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     if optimizer in _seen:
         return
-    _seen.add(optimizer)
     for bnn in list(_watched):
         # Without a gradient log σ is not trained here at all: MAP, or variances in closed form.
         log_sigma = {id(p) for p in bnn.log_sigma.values() if p.grad is not None}
+        if log_sigma:
+            _seen.add(optimizer)
         means = {id(p) for p in bnn.means().values()}
         for group in optimizer.param_groups:
             members = {id(p) for p in group["params"]}

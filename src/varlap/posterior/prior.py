@@ -25,7 +25,12 @@ MATRIX_HOLDERS = (
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter in its place: what a prior may look at."""
+    """A parameter in its place: what a prior may look at.
+
+    >>> linear = nn.Linear(5, 3)
+    >>> [(weight.attribute, weight.fan_in) for weight in weights_of(linear)]
+    [('weight', 5.0), ('bias', 0.0)]
+    """
 
     name: str
     """the dotted name in the network"""

@@ -45,7 +45,8 @@ def _matching(weights: list[Weight], patterns: list[str]) -> list[Weight]:
     names = [weight.name for weight in weights]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=1)
+            inside = any(name.startswith(f"{pattern}.") for name in names)
+            near = [f"{pattern}.*"] if inside else difflib.get_close_matches(pattern, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"names look like {names[0]!r}" if names else ""
             raise ConfigError(f"select pattern {pattern!r} matches no parameter of the network; {hint}")
     return [weight for weight in weights if any(fnmatchcase(weight.name, pattern) for pattern in patterns)]

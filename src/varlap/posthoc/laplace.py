@@ -8,6 +8,7 @@ from varlap.curvature import fisher_diagonal, hessian_diagonal
 from varlap.data import count_items
 from varlap.errors import ConfigError
 from varlap.posterior import BNN
+from varlap.posterior.batch import check_finite
 
 
 def laplace(
@@ -27,7 +28,7 @@ def laplace(
         bnn: the network, at any mean: a MAP solution for Laplace's method proper.
         data: the training data: a tuple (x, y), a Dataset or a DataLoader.
         beta: tempering, as in training.
-        curvature: "fisher" sums over the outputs' directions; "sampled-fisher" draws one label an item, K times
+        curvature: "fisher" sums over the outputs' directions; "sampled-fisher" makes one draw an item, K times
             cheaper for K outputs; "hessian" is Eq. 7 as printed, and fails where it is not a maximum.
         num_data: N, where `data` is only a part of the training set; else it is counted.
         num_probes: for "hessian" on networks of more than 2,000 weights: Hutchinson's estimate.
@@ -49,7 +50,6 @@ def laplace(
     num_data = count_items(data) if num_data is None else num_data
     if not num_data >= 1:
         raise ConfigError(f"laplace(num_data={num_data}) must be at least 1: the number of items in the training set")
-    bnn.refit_prior()
     if curvature == "fisher" or curvature == "sampled-fisher":
         labels = "exact" if curvature == "fisher" else "sampled"
         diagonal = fisher_diagonal(bnn, data, labels=labels, batch_size=batch_size, seed=seed)
@@ -59,6 +59,9 @@ def laplace(
         _refuse_negative_precisions(bnn, diagonal, num_data, beta)
     else:
         raise ConfigError(f"laplace(curvature={curvature!r}): choose 'fisher', 'sampled-fisher' or 'hessian'")
+    named = [(f"the curvature of {name}", f) for name, f in diagonal.items()]
+    check_finite(named, step=0, advice="look for weights or inputs that are not finite")
+    bnn.refit_prior()
     bnn.set_optimal_variances(diagonal, num_data, beta)
     return diagonal
 

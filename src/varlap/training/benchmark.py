@@ -58,6 +58,10 @@ class BenchSpec:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ConfigError(f"bench: unknown model {self.model!r}; choose one of {', '.join(MODELS)}")
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError(f"bench: precision {self.precision!r} is not known; choose fp32 or bf16")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError("bench: there is no CUDA device here; use --device cpu")
         unknown = [method for method in self.methods if method not in METHODS]
         if unknown or "MAP" not in self.methods:
             raise ConfigError(f"bench: methods are {', '.join(METHODS)}, MAP among them; got {', '.join(self.methods)}")

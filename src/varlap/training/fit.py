@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from varlap import tree
-from varlap.data import count_items
-from varlap.errors import BatchError, ConfigError
+from varlap.data import as_tensors, count_items
+from varlap.errors import BatchError, ConfigError, NonFiniteError
 from varlap.objectives import Objective
+from varlap.objectives.terms import combine
 from varlap.posterior import BNN
 from varlap.streams import Streams
 from varlap.training.optimizer import adam
@@ -114,11 +115,18 @@ def fit(
     unknown = set(settings) - known
     if unknown:
         raise ConfigError(f"fit has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
+    if "epochs" not in settings:
+        raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")
     chosen = FitSettings(**settings)
-    num_items = count_items(train)
+    if not isinstance(train, tuple | list) or len(train) != 2:
+        raise ConfigError(
+            f"fit takes data in memory, a tuple (x, y) of tensors or arrays, not a {type(train).__name__}; with a "
+            "Dataset or a DataLoader write the loop yourself"
+        )
+    x, y = (tree.to_device(part, bnn.device) for part in as_tensors(train))
+    num_items = count_items((x, y))
     if objective.num_data < num_items:
         raise BatchError(f"the training data have {num_items} items but the objective's num_data={objective.num_data}")
-    x, y = (tree.to_device(part, bnn.device) for part in train)
     _check_targets(bnn, x, y, num_items)
     on_cuda = bnn.device.type == "cuda"
     optimizer = adam(bnn, chosen.lr, chosen.log_sigma_lr_multiplier, fused=on_cuda, capturable=on_cuda)
@@ -129,7 +137,7 @@ def fit(
     bnn.train()
     for epoch in range(chosen.epochs):
         started = time.perf_counter()
-        sums = torch.zeros(3, dtype=torch.float64, device=bnn.device)
+        sums = torch.zeros(4, dtype=torch.float32 if bnn.device.type == "mps" else torch.float64, device=bnn.device)
         order = torch.randperm(num_items, generator=Streams(chosen.seed, epoch).generator("order", "cpu")).to(
             bnn.device
         )
@@ -140,19 +148,21 @@ def fit(
             batch_x = tree.take(x, items)
             if augment is not None:
                 batch_x = augment(batch_x, Streams(chosen.seed, number).generator("augment", bnn.device))
-            sums += step(batch_x, tree.take(y, items), number=number)
-        row = _row(objective, epoch, (epoch + 1) * per_epoch - 1, (sums / per_epoch).tolist())
+            log_likelihood, curvature, kl = step(batch_x, tree.take(y, items), number=number)
+            elbo = combine(log_likelihood, curvature, kl, objective.beta_at(number))
+            sums += len(items) * torch.stack([elbo, log_likelihood, curvature, kl])
+        row: dict[str, float] = {"epoch": epoch}
+        row |= dict(zip(("elbo", "log_likelihood", "curvature", "kl"), (sums / num_items).tolist(), strict=True))
         row |= {"lr": float(optimizer.param_groups[0]["lr"]), "seconds": time.perf_counter() - started}
+        if not math.isfinite(row["elbo"]):  # an eager step has raised before; a compiled one cannot look
+            raise NonFiniteError(
+                f"epoch {epoch}: the ELBO is {row['elbo']}, so the weights are of no use any more; lower the learning "
+                "rate, look for NaN in the data, or use compiled=False to find the step"
+            )
         history.epochs.append(row)
         if progress is not None:
             progress(row)
     return history
-
-
-def _row(objective: Objective, epoch: int, last_step: int, values: list[float]) -> dict[str, float]:
-    log_likelihood, curvature, kl = values
-    elbo = log_likelihood - curvature - objective.beta_at(last_step) * kl
-    return {"epoch": epoch, "elbo": elbo, "log_likelihood": log_likelihood, "curvature": curvature, "kl": kl}
 
 
 @torch.no_grad()

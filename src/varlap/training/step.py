@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from varlap import tree
+from varlap.errors import ConfigError
 from varlap.objectives.objective import Context, Objective
 from varlap.posterior.batch import checked_batch
 from varlap.posterior.bnn import BNN
@@ -25,7 +26,8 @@ class TrainingStep:
 
     On CUDA the whole step is traced to one graph of primitive operations, compiled, and replayed as a CUDA graph. What
     cannot be traced runs eagerly, and the log says so once. On the CPU steps are eager: small networks gain nothing
-    from the compiler there. Both ways draw the same numbers.
+    from the compiler there. Both ways draw the same numbers. A compiled step cannot look at its values: labels are
+    checked in the first batch only, and a NaN shows in what the step returns.
 
     Args:
         bnn: the network with its posterior.
@@ -128,12 +130,13 @@ class _Replay:
         for place, numbers in zip(self._noise, self._traced.noise(streams, self._device), strict=True):
             place.copy_(numbers, non_blocking=True)
         self._beta.fill_(self._objective.beta_at(number))
+        self._objective.last_step = number
         with streams.around_network(self._device):
             if self._graph is None:
                 return self._run()
             self._graph.replay()
         assert self._values is not None
-        return self._values
+        return self._values.clone()  # the next replay writes there
 
     def _places(self) -> list[Tensor]:
         return list(tree.tensors((self._x, self._y, self._weights)))
@@ -160,25 +163,26 @@ class _Replay:
         """Warm up and capture the step as a CUDA graph; running statistics and memories are put back afterwards."""
         own = {id(parameter) for parameter in step.bnn.parameters()}
         moved = [(t, t.clone()) for t in self._traced.state.values() if id(t) not in own]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            # Let cuDNN try its kernels once: this step will run many times.
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
-                for _ in range(3):
-                    self._gradients()
-            _make_capturable(self._optimizer)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with (
-            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32),
-            torch.cuda.graph(self._graph, pool=step._memory),
-        ):
-            self._values = self._run()
-        step._memory = self._graph.pool()
-        with torch.no_grad():
-            for tensor, kept in moved:
-                tensor.copy_(kept)
+        # Let cuDNN try its kernels once: this step will run many times.
+        cudnn = torch.backends.cudnn
+        kernels = cudnn.flags(cudnn.enabled, True, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
+        try:
+            with torch.cuda.device(self._device), kernels:
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(3):
+                        self._gradients()
+                    _make_capturable(self._optimizer)
+                torch.cuda.current_stream().wait_stream(stream)
+                self._graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._graph, pool=step._memory):
+                    self._values = self._run()
+            step._memory = self._graph.pool()
+        finally:
+            with torch.no_grad():
+                for tensor, kept in moved:
+                    tensor.copy_(kept)
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
@@ -209,6 +213,8 @@ def _shape_of(x: Any, y: Any, weights: Tensor | None) -> Hashable:
 
 
 def _autocast(device: torch.device, precision: Precision) -> Callable[[], Any]:
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f"precision={precision!r}: choose 'fp32' or 'bf16'")
     if precision == "fp32":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, torch.bfloat16)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from varlap.objectives.objective import Context, Evaluation, Objective, prepared
-from varlap.objectives.running import write
+from varlap.objectives.running import write, zero_sums
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
@@ -48,11 +48,15 @@ def trace(objective: Objective, context: Context, *, around: Callable[[], Any] =
     bnn, size = context.bnn, context.batch.size
     draws, sample = _rehearse(objective, context, around)
     weights_and_buffers = dict(bnn.named_parameters()) | dict(bnn.named_buffers())
+    for running, sums in sample.updates:
+        if not running:
+            running.sums = zero_sums(sums)
     remembered = {f"{n}/{key}": t for n, r in objective.running_means().items() for key, t in r.sums.items()}
     state = weights_and_buffers | remembered
     wanted = {f"network.{name}" for name in bnn.means()} | {n for n, t in state.items() if t.requires_grad}
     owner = _owners(bnn)
-    gradients = {owner[name]: torch.zeros_like(state[owner[name]]) for name in sample.gradients}
+    asked = [name for name in sample.gradients if state[owner[name]].requires_grad]  # not those of frozen means
+    gradients = {owner[name]: torch.zeros_like(state[owner[name]]) for name in asked}
 
     def evaluate(tensors: list[Tensor], x: Any, y: Any, weights: Any, noise: Any, beta: Any, into: Any) -> Tensor:
         given = {
@@ -68,10 +72,13 @@ def trace(objective: Objective, context: Context, *, around: Callable[[], Any] =
             stack.enter_context(around())
             batch = Batch(x, y, weights, size, trusted=True)
             evaluation = objective.value_and_gradients(Context(bnn, batch, streams, beta, True))
-            replaced = [(given[name], b) for name, b in bnn.named_buffers() if b is not given[name]]
-        write(replaced + evaluation.updates)
+            write(evaluation.updates)
+            for name, buffer in bnn.named_buffers():
+                if buffer is not given[name]:  # the network put another tensor in its place
+                    given[name].copy_(buffer.detach())
         sums: dict[str, Tensor] = {}
-        for name, gradient in evaluation.gradients.items():
+        for name in asked:
+            gradient = evaluation.gradients[name]
             sums[owner[name]] = sums[owner[name]] + gradient if owner[name] in sums else gradient
         for buffer, gradient in zip(into, sums.values(), strict=True):
             buffer.copy_(gradient)

@@ -1,0 +1,85 @@
+"""What an objective remembers: one network's, only of sound steps, and back after a resume."""
+
+import pytest
+import torch
+from torch import nn
+
+import varlap
+from cases import CASES, FAST
+from varlap.errors import ConfigError, NetworkError
+
+
+def test_looking_without_gradients_before_the_first_step_leaves_no_memory():
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, curvature=FAST)
+    with torch.no_grad():
+        objective(bnn, x, y, step=0)
+    assert objective(bnn, x, y, step=1).loss.isfinite()
+
+
+def test_one_objective_does_not_remember_two_networks():
+    (first, x, y), (second, _, _) = CASES[0].make(), CASES[0].make()
+    objective = varlap.VL(100, curvature=FAST)
+    objective(first, x, y)
+    with pytest.raises(ConfigError, match="remembers the curvature of another network; make one objective for each"):
+        objective(second, x, y)
+    with torch.no_grad():
+        objective(second, x, y)  # looking is allowed
+    varlap.VL(100)(first, x, y)
+
+
+def test_resumed_closed_form_uses_the_beta_of_the_step_it_stopped_at():
+    bnn, x, y = CASES[0].make()
+    settings = {"variances": "closed-form", "beta_warmup_steps": 10}
+    objective = varlap.VL(100, **settings)
+    for step in range(8):
+        objective(bnn, x, y, step=step)
+    again = varlap.VL(100, **settings)
+    again.load_state_dict(objective.state_dict())
+    objective.update_variances(bnn)
+    expected = bnn.log_sigma["0.weight"].clone()
+    again.update_variances(bnn)
+    assert torch.equal(bnn.log_sigma["0.weight"], expected)
+
+
+def test_memory_follows_the_networks_dtype():
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, curvature=FAST)
+    objective(bnn.float(), x.float(), y, step=0)
+    assert objective(bnn.double(), x, y, step=4).loss.dtype == torch.float64
+
+
+@pytest.mark.parametrize("curvature", [varlap.Fisher, 4, "fisher"])
+def test_what_is_no_curvature_is_refused(curvature):
+    for objective in (varlap.VL, varlap.VLHessian):
+        with pytest.raises(
+            ConfigError, match=r"does not follow varlap.Curvature; pass an object such as varlap.Fisher"
+        ):
+            objective(100, curvature=curvature)
+
+
+def test_closed_form_variances_refuse_a_hessian():
+    with pytest.raises(ConfigError, match="needs a curvature that is never negative: a Fisher, no Hessian"):
+        varlap.VL(100, variances="closed-form", beta_warmup_steps=0, curvature=varlap.Hessian())
+
+
+def test_a_network_that_was_not_wrapped_or_wrapped_twice_is_refused():
+    network = nn.Linear(4, 3)
+    with pytest.raises(NetworkError, match=r"needs a BNN, got Linear; wrap it: varlap.BNN\(network\)"):
+        varlap.VL(100)(network, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(NetworkError, match=r"holds, a BNN already; wrap the network itself"):
+        varlap.BNN(nn.Sequential(varlap.BNN(network)))
+
+
+def test_lists_of_inputs_as_torchs_loaders_make_them_are_spread():
+    class Two(nn.Linear):
+        def forward(self, left, right):
+            return super().forward(left + right)
+
+    class OneList(nn.Linear):
+        def forward(self, parts, scale=1.0):
+            return scale * super().forward(sum(parts))
+
+    pair = [torch.ones(5, 4), torch.ones(5, 4)]
+    for network in (Two(4, 3), OneList(4, 3)):
+        assert varlap.VL(100)(varlap.BNN(network), pair, torch.arange(5) % 3).loss.isfinite()
