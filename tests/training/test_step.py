@@ -94,8 +94,9 @@ def test_a_change_of_beta_seed_or_learning_rate_traces_nothing_again(monkeypatch
 
 
 @pytest.mark.slow
-def test_compiled_step_equals_the_eager_one_on_this_machine():
-    case = next(case for case in CASES if case.name == "batch-norm")
+@pytest.mark.parametrize("name", ["batch-norm", "mlp-gaussian", "empirical-bayes"])  # two with zero-dimensional state
+def test_compiled_step_equals_the_eager_one_on_this_machine(name: str):
+    case = next(case for case in CASES if case.name == name)
     make = OBJECTIVES["memory"]
     eager, _ = _train(case, make(), compiled=False, steps=4)
     compiled, was_compiled = _train(case, make(), compiled=True, steps=4)

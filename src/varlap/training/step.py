@@ -14,7 +14,7 @@ from varlap.objectives.objective import Context, Objective
 from varlap.posterior.batch import checked_batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, current_rank
-from varlap.training.traced import Traced, trace
+from varlap.training.traced import Traced, as_argument, trace
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class _Replay:
         self._bnn, self._objective, self._optimizer = step.bnn, step.objective, step.optimizer
         self._device = step.bnn.device
         self._traced: Traced = trace(step.objective, context, around=step._around)
-        self._state = [tensor.detach() for tensor in self._traced.state.values()]
+        self._state = [as_argument(tensor) for tensor in self._traced.state.values()]
         self._graph_fn: Callable[..., Tensor] = torch.compile(self._traced.graph, fullgraph=True, dynamic=False)
         for name, gradient in self._traced.gradients.items():
             parameter = step.bnn.get_parameter(name)
@@ -150,7 +150,7 @@ class _Replay:
                 self._weights,
                 self._noise,
                 self._beta,
-                list(self._traced.gradients.values()),
+                [as_argument(place) for place in self._traced.gradients.values()],
             )
 
     def _run(self) -> Tensor:

@@ -59,10 +59,8 @@ def trace(objective: Objective, context: Context, *, around: Callable[[], Any] =
     gradients = {owner[name]: torch.zeros_like(state[owner[name]]) for name in asked}
 
     def evaluate(tensors: list[Tensor], x: Any, y: Any, weights: Any, noise: Any, beta: Any, into: Any) -> Tensor:
-        given = {
-            name: tensor.detach().requires_grad_() if name in wanted else tensor
-            for name, tensor in zip(state, tensors, strict=True)
-        }
+        given = {name: tensor.view(state[name].shape) for name, tensor in zip(state, tensors, strict=True)}
+        given = {name: t.detach().requires_grad_() if name in wanted else t for name, t in given.items()}
         streams = replace(context.streams, tapes=_tapes(draws, noise))
         with contextlib.ExitStack() as stack:
             stack.enter_context(installed(bnn, {name: given[name] for name in weights_and_buffers}))
@@ -80,19 +78,24 @@ def trace(objective: Objective, context: Context, *, around: Callable[[], Any] =
         for name in asked:
             gradient = evaluation.gradients[name]
             sums[owner[name]] = sums[owner[name]] + gradient if owner[name] in sums else gradient
-        for buffer, gradient in zip(into, sums.values(), strict=True):
-            buffer.copy_(gradient)
+        for place, gradient in zip(into, sums.values(), strict=True):
+            place.view(gradient.shape).copy_(gradient)
         values = (evaluation.log_likelihood, evaluation.curvature, evaluation.kl)
         return torch.stack([value.detach().to(evaluation.kl.dtype) for value in values])
 
     noise = [request.made_with(torch.Generator(PURPOSES[p] or bnn.device)).to(bnn.device) for p, request in draws]
     beta = torch.tensor(context.beta, device=bnn.device, dtype=torch.float64)
     batch = context.batch
-    tensors = [tensor.detach() for tensor in state.values()]
+    tensors, places = ([as_argument(t) for t in group.values()] for group in (state, gradients))
     graph = make_fx(evaluate, tracing_mode="fake", _allow_non_fake_inputs=True)(
-        tensors, batch.x, batch.y, batch.weights, noise, beta, list(gradients.values())
+        tensors, batch.x, batch.y, batch.weights, noise, beta, places
     )
     return Traced(graph, state, gradients, draws)
+
+
+def as_argument(tensor: Tensor) -> Tensor:
+    """Return a view to hand to the graph: Inductor's CPU code loses what is written into zero-dimensional inputs."""
+    return tensor.detach().view(1) if not tensor.ndim else tensor.detach()
 
 
 def _rehearse(
