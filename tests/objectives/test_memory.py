@@ -6,7 +6,7 @@ from torch import nn
 
 import varlap
 from cases import CASES, FAST
-from varlap.errors import ConfigError, NetworkError
+from varlap.errors import ConfigError, NetworkError, VarlapWarning
 
 
 def test_looking_without_gradients_before_the_first_step_leaves_no_memory():
@@ -83,3 +83,24 @@ def test_lists_of_inputs_as_torchs_loaders_make_them_are_spread():
     pair = [torch.ones(5, 4), torch.ones(5, 4)]
     for network in (Two(4, 3), OneList(4, 3)):
         assert varlap.VL(100)(varlap.BNN(network), pair, torch.arange(5) % 3).loss.isfinite()
+
+
+def test_closed_form_variances_that_are_never_updated_warn_once():
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, variances="closed-form", beta_warmup_steps=0)
+    for _ in range(99):
+        objective(bnn, x, y)
+    with pytest.warns(VarlapWarning, match=r"call objective.update_variances\(bnn\) after each optimizer.step"):
+        objective(bnn, x, y)
+    objective(bnn, x, y)
+    objective.update_variances(bnn)
+
+
+def test_weight_decay_on_log_sigma_warns():
+    bnn, x, y = CASES[0].make()
+    groups = [{"params": list(bnn.network.parameters())}, {"params": list(bnn.log_sigma.parameters()), "lr": 1e-2}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+    varlap.VL(100)(bnn, x, y).loss.backward()
+    with pytest.warns(VarlapWarning, match=r"AdamW decays log σ by weight_decay=0.1.*bnn.parameter_groups"):
+        optimizer.step()
+    optimizer.step()

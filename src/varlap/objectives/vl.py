@@ -1,5 +1,6 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
+import warnings
 import weakref
 from typing import Literal
 
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from varlap.curvature import Curvature, Fisher, Hessian
 from varlap.curvature.protocol import checked_curvature
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, VarlapWarning
 from varlap.objectives.curvature_term import curvature_data_term, remembered_data_term
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.objective import Context, DataTerm, Objective
@@ -15,6 +16,7 @@ from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
 Variances = Literal["learnt", "closed-form"]
+CALLS_WITHOUT_UPDATE = 100  # more than the parts of an accumulated step
 
 
 class VL(Objective):
@@ -70,6 +72,7 @@ class VL(Objective):
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
+        self._calls_since_update = 0
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
@@ -84,6 +87,15 @@ class VL(Objective):
                     f"VL(num_data={self.num_data}, ...)"
                 )
             self._owner = weakref.ref(context.bnn)
+        if self.variances == "closed-form" and context.with_gradients:
+            self._calls_since_update += 1
+            if self._calls_since_update == CALLS_WITHOUT_UPDATE:
+                warnings.warn(
+                    f"VL(variances='closed-form') was called {CALLS_WITHOUT_UPDATE} times without an update; "
+                    "call objective.update_variances(bnn) after each optimizer.step()",
+                    VarlapWarning,
+                    stacklevel=3,
+                )
 
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and the curvature penalty from one forward pass."""
@@ -107,6 +119,7 @@ class VL(Objective):
         >>> bool((bnn.log_sigma["weight"] <= bnn.prior_scale["weight"].log()).all())
         True
         """
+        self._calls_since_update = 0
         if self.variances == "learnt" or not self._variance_fisher:
             return
         bnn.refit_prior()

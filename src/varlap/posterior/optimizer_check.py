@@ -37,14 +37,23 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
         if log_sigma:
             _seen.add(optimizer)
         means = {id(p) for p in bnn.means().values()}
+        name = type(optimizer).__name__
         for group in optimizer.param_groups:
             members = {id(p) for p in group["params"]}
             if members & log_sigma and members & means:
-                warnings.warn(
-                    f"{type(optimizer).__name__} trains log σ and the means at one learning rate, so the variances may "
-                    f"not converge (paper, section 5.1); use {type(optimizer).__name__}(bnn.parameter_groups(lr=...)) "
-                    "or varlap.adam(bnn, lr=...), whose log σ learns 10 times faster",
-                    VarlapWarning,
-                    stacklevel=3,
+                _warn(
+                    f"{name} trains log σ and the means at one learning rate, so the variances may not converge "
+                    f"(paper, section 5.1); use {name}(bnn.parameter_groups(lr=...)) or varlap.adam(bnn, lr=...), "
+                    "whose log σ learns 10 times faster"
                 )
                 return
+            if members & log_sigma and group.get("weight_decay"):
+                _warn(
+                    f"{name} decays log σ by weight_decay={group['weight_decay']}, which pulls every σ towards 1; the "
+                    "prior is the weight decay here: leave it at 0, as bnn.parameter_groups(lr=...) does"
+                )
+                return
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, VarlapWarning, stacklevel=4)
