@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,8 @@ class Fisher:
         memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
             instead of the newest value in every k-th step with weight k: far less noise for a little staleness.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
-            forward pass of the whole batch, so that only the rest's last layer is saved; "part" gives it a pass of its
-            own, which costs its share, and is the Fisher of a smaller batch: another quantity, though close.
+            forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
+            its share, and is the Fisher of a smaller batch: another quantity.
         gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "whole" also counts how
             the labels' distribution moves with the weights, the true gradient of the Fisher term (it needs a
             likelihood with a `score`). Parameters of the likelihood always get the true gradient.
@@ -75,6 +75,7 @@ class Fisher:
     memory: float = 0.0
     batch_norm: Literal["whole", "part"] = "whole"
     gradient: Literal["held", "whole"] = "held"
+    num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         _check_settings("Fisher", self.every, self.fraction, self.groups)
@@ -84,11 +85,6 @@ class Fisher:
             raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'whole' or 'part'")
         if self.gradient not in ("held", "whole"):
             raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's) or 'whole'")
-
-    @property
-    def num_derivatives(self) -> int:
-        """The gradient, and its derivative."""
-        return 2
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
@@ -120,6 +116,7 @@ class EmpiricalFisher:
     every: int = 1
     fraction: float = 1.0
     groups: int = 1
+    num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         _check_settings("EmpiricalFisher", self.every, self.fraction, self.groups)
@@ -128,11 +125,6 @@ class EmpiricalFisher:
     def memory(self) -> float:
         """Nothing is remembered."""
         return 0.0
-
-    @property
-    def num_derivatives(self) -> int:
-        """The gradient, and its derivative."""
-        return 2
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
@@ -161,15 +153,12 @@ class ExactFisher:
     1
     """
 
+    num_derivatives: ClassVar[int] = 2
+
     @property
     def memory(self) -> float:
         """Nothing is remembered."""
         return 0.0
-
-    @property
-    def num_derivatives(self) -> int:
-        """The gradient, and its derivative."""
-        return 2
 
     def weight(self, step: int) -> float:  # noqa: ARG002
         """Return 1: every step has its curvature."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Hessian:
 
     every: int = 1
     num_probes: int = 1
+    num_derivatives: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if not all(isinstance(value, int) and value >= 1 for value in (self.every, self.num_probes)):
@@ -60,11 +62,6 @@ class Hessian:
     def memory(self) -> float:
         """Nothing is remembered."""
         return 0.0
-
-    @property
-    def num_derivatives(self) -> int:
-        """The gradient, the Hessian, and its derivative."""
-        return 3
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""

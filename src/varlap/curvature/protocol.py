@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,14 +30,12 @@ class Estimate(Protocol):
 class Curvature(Protocol):
     """Evaluates a batch's log-likelihood and, from the same forward pass, its diagonal curvature."""
 
+    num_derivatives: ClassVar[int]
+    """how often the network is differentiated in all: 2 for a Fisher, 3 for a Hessian"""
+
     @property
     def memory(self) -> float:
         """Decay of a running mean over evaluations that serves in every step; 0 for none."""
-        ...
-
-    @property
-    def num_derivatives(self) -> int:
-        """How often the network is differentiated in all: 2 for a Fisher, 3 for a Hessian."""
         ...
 
     def weight(self, step: int) -> float:

@@ -65,7 +65,7 @@ class RunningMean:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state that `state_dict` returned."""
-        write([(self, dict(state))])
+        write([(self, {n: t.to(self.sums[n]) if n in self.sums else t for n, t in state.items()})])
 
 
 Updates = list[tuple[RunningMean, dict[str, Tensor]]]
@@ -87,7 +87,10 @@ def _normalised(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write(updates: Updates) -> None:
     """Make new sums the present ones, in place where there are some, since a compiled step reads them there."""
     for running, new in updates:
-        if running.sums.keys() != new.keys() or any(running.sums[n].dtype != t.dtype for n, t in new.items()):
+        old = running.sums
+        if old.keys() != new.keys() or any(
+            (old[n].dtype, old[n].device) != (t.dtype, t.device) for n, t in new.items()
+        ):
             running.sums = zero_sums(new)
         for name, tensor in new.items():
             running.sums[name].copy_(tensor)
