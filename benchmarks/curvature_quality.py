@@ -2,11 +2,13 @@
 
     VARLAP_DATA=... python benchmarks/curvature_quality.py --data cifar10 --out results/bench/quality.json
 
-PreactResNet-18 with softplus, batch 128, Adam 1e-3 with a cosine schedule, crop and flip, predictions by the mean.
-Each method is set up once and started again for each seed, with the same weights and batches for all methods.
+PreactResNet-18 with softplus, batch 128, Adam 1e-3 with a cosine schedule, predictions by the mean. Each method is set
+up once and started again for each seed, with the same weights and batches for all methods. Runs that the file has
+already are not made again.
 """
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -22,13 +24,8 @@ from varlap.streams import Streams
 BATCH_SIZE, LR = 128, 1e-3
 CURVATURES = {
     "vl-exact": varlap.Fisher(),
-    "vl-fast": varlap.Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part"),
-    "vl-every-4": varlap.Fisher(every=4),
-    "vl-every-6": varlap.Fisher(every=6),
-    "vl-every-6-memory-0.8": varlap.Fisher(every=6, memory=0.8),
-    "vl-every-8-memory-0.8": varlap.Fisher(every=8, memory=0.8),
-    "vl-every-6-memory-0.8-half": varlap.Fisher(every=6, memory=0.8, fraction=0.5, batch_norm="part"),
-    "vl-every-8-memory-0.8-half": varlap.Fisher(every=8, memory=0.8, fraction=0.5, batch_norm="part"),
+    "vl-default": varlap.curvature.DEFAULT,
+    "vl-every-4": varlap.Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part"),
 }
 
 
@@ -45,9 +42,9 @@ class Runner:
         self.args, self.data = args, data
         num_data = len(data.train_labels)
         if method == "map":
-            self.objective: Any = varlap.MAP(num_data, args.beta)
+            self.objective: Any = varlap.MAP(num_data, args.betas[0])
         else:
-            self.objective = varlap.VL(num_data, args.beta, curvature=CURVATURES[method])
+            self.objective = varlap.VL(num_data, args.betas[0], curvature=CURVATURES[method])
         self.bnn = varlap.BNN(network(args, data, 0).to(memory_format=torch.channels_last)).train()
         self.log_sigma = {name: t.detach().clone() for name, t in self.bnn.log_sigma.items()}
         on_cuda = args.device == "cuda"
@@ -72,8 +69,9 @@ class Runner:
                 total.zero_()
         self.objective.seed = seed
 
-    def run(self, seed: int) -> dict[str, Any]:
+    def run(self, seed: int, beta: float) -> dict[str, Any]:
         self.restart(seed)
+        self.objective.beta = beta
         images, labels = self.train
         num_batches = len(labels) // BATCH_SIZE
         total = self.args.epochs * num_batches
@@ -91,8 +89,12 @@ class Runner:
                     else:
                         group["lr"] = rate * factor
                 items = order[index * BATCH_SIZE : (index + 1) * BATCH_SIZE]
-                generator = Streams(seed, number).generator("augment", labels.device)
-                self.step(varlap.data.crop_and_flip(images[items], generator), labels[items], number=number)
+                batch = images[items]
+                if self.args.augment:
+                    batch = varlap.data.crop_and_flip(batch, Streams(seed, number).generator("augment", labels.device))
+                batch = batch.contiguous(memory_format=torch.channels_last)
+                self.step(batch, labels[items], number=number)
+        self.step.check()
         if labels.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
@@ -100,31 +102,39 @@ class Runner:
         share = torch.cat(
             [(self.bnn.log_sigma[n] - self.bnn.prior_scale[n].log()).flatten() for n in self.bnn.log_sigma]
         )
-        return {"seed": seed, "seconds": seconds, "median_log_sigma_over_s": float(share.detach().median()), **scores}
+        return {
+            "seed": seed,
+            "beta": beta,
+            "seconds": seconds,
+            "median_log_sigma_over_s": float(share.detach().median()),
+            **scores,
+        }
 
 
-def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Average over seeds, and the paired difference in NLL from exact VL with its standard error."""
-    exact = {run["seed"]: run["nll"] for run in runs.get("vl-exact", [])}
+    exact = {(run["seed"], run["beta"]): run["nll"] for run in runs if run["method"] == "vl-exact"}
     result = {}
-    for method, rows in runs.items():
+    for method, beta in sorted({(run["method"], run["beta"]) for run in runs}):
+        rows = [run for run in runs if (run["method"], run["beta"]) == (method, beta)]
         row = {key: statistics.mean(r[key] for r in rows) for key in ("nll", "accuracy", "ece", "seconds")}
-        paired = [r["nll"] - exact[r["seed"]] for r in rows if r["seed"] in exact]
+        paired = [r["nll"] - exact[r["seed"], beta] for r in rows if (r["seed"], beta) in exact]
         if paired and method != "vl-exact":
             row["nll_minus_exact"] = statistics.mean(paired)
             if len(paired) > 1:
                 row["standard_error"] = statistics.stdev(paired) / len(paired) ** 0.5
-        result[method] = row
+        result[f"{method}, beta {beta}"] = row | {"seeds": len(rows)}
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--methods", default="map,vl-exact,vl-fast")
+    parser.add_argument("--methods", default="map,vl-exact,vl-default")
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--beta", type=float, default=0.01)
+    parser.add_argument("--betas", type=lambda text: [float(part) for part in text.split(",")], default=[0.01])
+    parser.add_argument("--augment", action="store_true", help="random crops and flips")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
@@ -142,25 +152,26 @@ def main() -> None:
         "hardware": hardware,
         "training_images": len(data.train_labels),
     }
-    methods = args.methods.split(",")
-    spec = {key: value for key, value in vars(args).items() if key not in ("out", "seconds")}
-    spec["curvature"] = {method: repr(CURVATURES[method]) for method in methods if method in CURVATURES}
+    spec = {
+        key: value for key, value in vars(args).items() if key not in ("out", "seconds", "methods", "betas", "seeds")
+    }
+    runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     runners: dict[str, Runner] = {}
-    runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for seed in range(args.seeds):
-        for method in methods:
-            last = max((run["seconds"] for run in runs[method]), default=0.0)
-            if time.perf_counter() - began + last > args.seconds:
-                print(f"no time for {method}, seed {seed}", flush=True)
-                continue
-            if method not in runners:
-                runners[method] = Runner(method, args, data)
-            runs[method].append(runners[method].run(seed))
-            print(method, runs[method][-1], flush=True)
-            finished = {name: rows for name, rows in runs.items() if rows}
-            result = {"spec": spec, "origin": origin, "summary": summary(finished), "runs": finished}
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for seed, beta, method in itertools.product(range(args.seeds), args.betas, args.methods.split(",")):
+        done = [run for run in runs if run["method"] == method]
+        if any((run["seed"], run["beta"]) == (seed, beta) for run in done):
+            continue
+        if time.perf_counter() - began + max((run["seconds"] for run in done), default=0.0) > args.seconds:
+            print(f"no time for {method}, seed {seed}", flush=True)
+            continue
+        if method not in runners:
+            runners[method] = Runner(method, args, data)
+        run = {"method": method, "curvature": repr(CURVATURES.get(method)), **runners[method].run(seed, beta)}
+        print(run, flush=True)
+        runs.append(run)
+        result = {"spec": spec, "origin": origin, "summary": summary(runs), "runs": runs}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

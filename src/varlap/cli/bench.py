@@ -10,28 +10,38 @@ from rich.console import Console
 from rich.table import Table
 
 from varlap.cli.mistakes import user_mistakes
-from varlap.training.benchmark import METHODS, MODELS, BenchSpec, bench_step
+from varlap.training.benchmark import COMPARED_IN_GROWTH, METHODS, MODELS, BenchSpec, bench_step
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed.")
 
 
-@app.callback()
-def _main() -> None:
-    """Keep `step` a verb while it is the only one."""
+Model = Annotated[str, typer.Option(help=f"one of {', '.join(MODELS)}")]
+BatchSize = Annotated[int, typer.Option(help="items a step")]
+Width = Annotated[int | None, typer.Option(help="the model's width, if not its own default")]
+Depth = Annotated[int | None, typer.Option(help="the model's depth, if not its own default")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")]
+Numbers = Annotated[str, typer.Option("--precision", help="fp32 or bf16")]
+Rounds = Annotated[int, typer.Option(help="how often each method's turn comes")]
+Steps = Annotated[int, typer.Option(help="steps a turn")]
+Methods = Annotated[str, typer.Option(help="which to time, separated by semicolons")]
+Out = Annotated[Path | None, typer.Option(help="also write the JSON to this file")]
+ALL, IN_GROWTH = ";".join(METHODS), ";".join(COMPARED_IN_GROWTH)
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
 @app.command()
 def step(
-    model: Annotated[str, typer.Option(help=f"one of {', '.join(MODELS)}")] = "convnet",
-    batch_size: Annotated[int, typer.Option(help="items a step")] = 128,
-    width: Annotated[int | None, typer.Option(help="the model's width, if not its own default")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
-    rounds: Annotated[int, typer.Option(help="how often each method's turn comes")] = 5,
-    steps: Annotated[int, typer.Option(help="steps a turn")] = 24,
-    methods: Annotated[str, typer.Option(help="comma-separated")] = ",".join(METHODS),
-    out: Annotated[Path | None, typer.Option(help="also write the JSON to this file")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    model: Model = "convnet",
+    batch_size: BatchSize = 128,
+    width: Width = None,
+    depth: Depth = None,
+    device: Device = None,
+    precision: Numbers = "fp32",
+    rounds: Rounds = 5,
+    steps: Steps = 24,
+    methods: Methods = ALL,
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Time MAP, VI, VL and the obvious double backward, interleaved in one run.
 
@@ -39,24 +49,75 @@ def step(
     """
     console = Console(stderr=as_json)
     with user_mistakes(), console.status("setting up") as status:
-        spec = BenchSpec(
-            model,
-            width,
-            batch_size,
-            device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            precision,  # type: ignore[arg-type]
-            rounds,
-            steps,
-            tuple(method.strip() for method in methods.split(",")),
-        )
+        spec = _spec(model, width, depth, batch_size, device, precision, rounds, steps, methods)
         result = bench_step(spec, lambda text: status.update(text))
+    _write(result, out, as_json)
+    if not as_json:
+        console.print(_table(result))
+
+
+@app.command()
+def growth(
+    model: Model = "convnet",
+    batch_size: BatchSize = 128,
+    device: Device = None,
+    precision: Numbers = "fp32",
+    rounds: Rounds = 5,
+    steps: Steps = 24,
+    methods: Methods = IN_GROWTH,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time MAP and VL for other batch sizes, widths and depths: VL's cost should grow as MAP's does.
+
+    Example: varlap bench growth --model convnet --device cpu
+    """
+    console = Console(stderr=as_json)
+    with user_mistakes(), console.status("setting up") as status:
+        spec = _spec(model, None, None, batch_size, device, precision, rounds, steps, methods)
+        results = []
+        for one in spec.growth():
+            title = f"batch {one.batch_size}, width {one.width}, depth {one.depth}"
+            results.append(bench_step(one, lambda text, title=title: status.update(f"{title}: {text}")))
+    _write({"results": results}, out, as_json)
+    if not as_json:
+        console.print(_growth_table(results))
+
+
+def _spec(
+    model: str,
+    width: int | None,
+    depth: int | None,
+    batch_size: int,
+    device: str | None,
+    precision: Any,
+    rounds: int,
+    steps: int,
+    methods: str,
+) -> BenchSpec:
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    named = tuple(method.strip() for method in methods.split(";"))
+    return BenchSpec(model, width, depth, batch_size, device, precision, rounds, steps, named)
+
+
+def _write(result: dict[str, Any], out: Path | None, as_json: bool) -> None:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
     if as_json:
         typer.echo(json.dumps(result))
-    else:
-        console.print(_table(result))
+
+
+def _growth_table(results: list[dict[str, Any]]) -> Table:
+    methods = [method for method in results[0]["methods"] if method != "MAP"]
+    spec, origin = results[0]["spec"], results[0]["origin"]
+    title = ", ".join([spec["model"], spec["precision"], origin["hardware"]])
+    table = Table("batch", "width", "depth", "MAP, ms", *(f"{method}, × MAP" for method in methods), title=title)
+    for result in results:
+        sizes = (str(result["spec"][name]) for name in ("batch_size", "width", "depth"))
+        ratios = (f"{result['methods'][method]['ratio_to_map']:.2f}" for method in methods)
+        table.add_row(*sizes, f"{result['methods']['MAP']['median_ms']:.2f}", *ratios)
+    return table
 
 
 def _table(result: dict[str, Any]) -> Table:

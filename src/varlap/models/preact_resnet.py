@@ -58,16 +58,18 @@ class PreactResNet(nn.Module):
         num_channels: int,
         width: int,
         activation: Callable[[], nn.Module] = nn.Softplus,
+        blocks_per_stage: int = 2,
     ) -> None:
         super().__init__()
-        check_sizes("preact_resnet18", num_classes=num_classes, num_channels=num_channels, width=width)
+        sizes = {"num_classes": num_classes, "num_channels": num_channels, "width": width}
+        check_sizes("preact_resnet18", **sizes, blocks_per_stage=blocks_per_stage)
         self.stem = nn.Conv2d(num_channels, width, 3, padding=1, bias=False)
         blocks: list[nn.Module] = []
         channels = width
         for stage, stride in enumerate((1, 2, 2, 2)):
             out_channels = width * 2**stage
             blocks.append(PreactBlock(channels, out_channels, stride, activation))
-            blocks.append(PreactBlock(out_channels, out_channels, 1, activation))
+            blocks += [PreactBlock(out_channels, out_channels, 1, activation) for _ in range(blocks_per_stage - 1)]
             channels = out_channels
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, num_classes)

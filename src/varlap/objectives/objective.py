@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from varlap.posterior.batch import Batch, check_finite, checked_batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean, quadratic_part
 from varlap.streams import Streams, current_rank
+
+if TYPE_CHECKING:
+    from varlap.objectives.automatic import Automatic
 
 Gradients = dict[str, Tensor]
 
@@ -67,6 +70,8 @@ class Evaluation:
     gradients: Gradients
     diagonal: Gradients | None
     updates: Updates
+    sound: Tensor | None = None
+    """whether values and gradients are finite, where that is known"""
 
 
 class Objective(ABC):
@@ -97,6 +102,9 @@ class Objective(ABC):
         self.beta_warmup_steps = beta_warmup_steps
         self.num_calls = 0
         self.last_step = 0
+        self.compiled: bool | Literal["auto"] = "auto"
+        """whether calls are compiled: "auto" does on CUDA, once some have been of the same kind"""
+        self._automatic: Automatic | None = None
 
     @final
     def __call__(
@@ -127,9 +135,13 @@ class Objective(ABC):
         streams = Streams(self.seed, at, micro_batch, current_rank())
         context = Context(bnn, batch, streams, self.beta_at(at), with_grad)
         self.inspect(context)
-        with prepared(context):
-            evaluation = self.value_and_gradients(context)
-            _check_evaluation(evaluation, at)
+        evaluation = self._compiled_evaluation(context)
+        if evaluation is not None:
+            _check_evaluation(evaluation, at)  # where it is not finite, the graph has changed nothing
+        else:
+            with prepared(context):
+                evaluation = self.value_and_gradients(context)
+                _check_evaluation(evaluation, at)
         if with_grad:
             write(evaluation.updates)
             self.num_calls += step is None
@@ -157,6 +169,15 @@ class Objective(ABC):
         updates = data.updates + self.updates_after(data) if context.with_gradients else []
         values = (data.log_likelihood.detach(), data.curvature.detach(), kl)
         return Evaluation(*values, gradients, data.diagonal, updates)
+
+    @contextlib.contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Let nothing be compiled inside the `with` block."""
+        policy, self.compiled = self.compiled, False
+        try:
+            yield
+        finally:
+            self.compiled = policy
 
     def beta_at(self, step: int) -> float:
         """Return β, ramped up linearly over the warm-up steps."""
@@ -195,6 +216,15 @@ class Objective(ABC):
         """Return what the objective remembers from step to step."""
         return {}
 
+    def _compiled_evaluation(self, context: Context) -> Evaluation | None:
+        if not self.compiled or (self.compiled == "auto" and context.bnn.device.type != "cuda"):
+            return None
+        if self._automatic is None:
+            from varlap.objectives.automatic import CALLS_BEFORE_COMPILING, Automatic  # it is made of what is here
+
+            self._automatic = Automatic(0 if self.compiled is True else CALLS_BEFORE_COMPILING)
+        return self._automatic.evaluation(self, context)
+
     def _kl_sum(self, bnn: BNN) -> Tensor:
         if self.uses_variances:
             return bnn.kl()
@@ -223,6 +253,8 @@ def prepared(context: Context) -> Iterator[None]:
 
 
 def _check_evaluation(evaluation: Evaluation, step: int) -> None:
+    if evaluation.sound is not None and bool(evaluation.sound):
+        return
     named = [
         ("the log-likelihood", evaluation.log_likelihood),
         ("the curvature", evaluation.curvature),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from varlap.curvature import Curvature, Fisher, Hessian
+from varlap.curvature import DEFAULT, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError, VarlapWarning
 from varlap.objectives.curvature_term import curvature_data_term, remembered_data_term
@@ -25,9 +25,9 @@ class VL(Objective):
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
-        curvature: how the Fisher is estimated: by default the paper's way, on the whole batch in every step. A quarter
-            of the batch in every fourth step, remembered in between, costs half as much on a GPU:
-            `Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")`.
+        curvature: how the Fisher is estimated: by default on a quarter of the batch in every eighth step, remembered in
+            between, `Fisher(every=8, fraction=0.25, memory=0.8, batch_norm="part")`. `Fisher()` is the paper's: the
+            whole batch in every step, at three times the cost of MAP.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
@@ -63,7 +63,7 @@ class VL(Objective):
                 "warm-up the variances jump to the prior's; pass 0 if that is what you want"
             )
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
-        self.curvature = checked_curvature("VL", Fisher() if curvature is None else curvature)
+        self.curvature = checked_curvature("VL", DEFAULT if curvature is None else curvature)
         if variances == "closed-form" and isinstance(self.curvature, Hessian):
             raise ConfigError(
                 "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"

@@ -1,10 +1,12 @@
 """How long a step takes: MAP, VI, VL and the obvious double backward, interleaved in one run."""
 
+import math
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import varlap
-from varlap.curvature import Fisher
+from varlap.curvature import DEFAULT, Fisher
 from varlap.errors import ConfigError
-from varlap.models import convnet, mlp, preact_resnet18
+from varlap.models import convnet, mlp
+from varlap.models.preact_resnet import PreactResNet
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN
 from varlap.posterior.kl import kl_divergence
@@ -22,14 +25,38 @@ from varlap.training.step import Precision, TrainingStep
 
 NUM_DATA = 50_000
 BETA = 0.01
-FAST = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
 
-MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
-    "preact-resnet-18": (preact_resnet18, (3, 32, 32)),
-    "convnet": (convnet, (1, 28, 28)),
-    "mlp": (lambda width=100: mlp(784, 10, hidden=(width, width)), (784,)),
+METHODS = (
+    "MAP",
+    "VI",
+    "VL exact",
+    "VL default",
+    "VL exact, own loop",
+    "plain torch loop",
+    "obvious double backward",
+)
+COMPARED_IN_GROWTH = ("MAP", "VL exact", "VL default")
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A network of some width and depth for inputs of one shape."""
+
+    build: Callable[[int, int], nn.Module]
+    input_shape: tuple[int, ...]
+    width: int
+    depth: int
+    other_widths: tuple[int, ...]
+    other_depths: tuple[int, ...]
+
+
+MODELS = {
+    "preact-resnet-18": BenchModel(
+        lambda width, depth: PreactResNet(10, 3, width, blocks_per_stage=depth), (3, 32, 32), 64, 2, (32, 128), (1, 4)
+    ),
+    "convnet": BenchModel(lambda width, depth: _convnet(width, depth), (1, 28, 28), 16, 3, (8, 32), (4, 6)),
+    "mlp": BenchModel(lambda width, depth: mlp(784, 10, (width,) * depth), (784,), 100, 2, (50, 200), (1, 4)),
 }
-METHODS = ("MAP", "VI", "VL exact", "VL fast", "plain torch loop", "obvious double backward")
 
 
 @dataclass(frozen=True)
@@ -40,6 +67,8 @@ class BenchSpec:
     """one of preact-resnet-18, convnet, mlp"""
     width: int | None = None
     """the model's width; its own default otherwise"""
+    depth: int | None = None
+    """blocks a stage, convolutions or hidden layers; the model's own default otherwise"""
     batch_size: int = 128
     """items a step"""
     device: str = "cpu"
@@ -49,7 +78,7 @@ class BenchSpec:
     rounds: int = 5
     """how often each method's turn comes"""
     steps: int = 24
-    """steps a turn; a multiple of the fast curvature's period of 4"""
+    """steps a turn; rounded up to whole periods of the default curvature"""
     methods: tuple[str, ...] = METHODS
     """which to measure; MAP, the reference, is always among them"""
     compiled: bool | str = "auto"
@@ -62,9 +91,30 @@ class BenchSpec:
             raise ConfigError(f"bench: precision {self.precision!r} is not known; choose fp32 or bf16")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError("bench: there is no CUDA device here; use --device cpu")
+        for name in ("width", "depth", "batch_size", "rounds", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"bench: {name}={value} must be at least 1")
         unknown = [method for method in self.methods if method not in METHODS]
         if unknown or "MAP" not in self.methods:
             raise ConfigError(f"bench: methods are {', '.join(METHODS)}, MAP among them; got {', '.join(self.methods)}")
+
+    def network(self) -> nn.Module:
+        """Build the network."""
+        model = MODELS[self.model]
+        return model.build(self.width or model.width, self.depth or model.depth)
+
+    def growth(self) -> "list[BenchSpec]":
+        """Return this spec, and those with another batch size, width or depth.
+
+        >>> [(spec.batch_size, spec.width, spec.depth) for spec in BenchSpec(model="mlp").growth()]
+        [(128, 100, 2), (64, 100, 2), (256, 100, 2), (128, 50, 2), (128, 200, 2), (128, 100, 1), (128, 100, 4)]
+        """
+        model = MODELS[self.model]
+        base = replace(self, width=self.width or model.width, depth=self.depth or model.depth)
+        batches = (self.batch_size // 2, 2 * self.batch_size)
+        others = {"batch_size": batches, "width": model.other_widths, "depth": model.other_depths}
+        return [base, *(replace(base, **{name: size}) for name, sizes in others.items() for size in sizes)]
 
 
 @dataclass
@@ -89,7 +139,8 @@ def bench_step(spec: BenchSpec, progress: Callable[[str], None] = lambda _: None
     (['MAP', 'VL exact'], 1.0)
     """
     device = torch.device(spec.device)
-    shape = MODELS[spec.model][1]
+    shape = MODELS[spec.model].input_shape
+    num_steps = DEFAULT.every * math.ceil(spec.steps / DEFAULT.every)
     noise = torch.Generator().manual_seed(0)
     x = torch.randn(spec.batch_size, *shape, generator=noise).to(device)
     if x.ndim == 4 and device.type == "cuda":
@@ -106,7 +157,7 @@ def bench_step(spec: BenchSpec, progress: Callable[[str], None] = lambda _: None
             steppers[method](number)
         _synchronise(device)
         setup_s = time.perf_counter() - started
-        for number in range(spec.steps):
+        for number in range(num_steps):
             steppers[method](number)
         timings[method] = Timing(setup_s, _peak_memory(device, before))
     for turn in range(spec.rounds):
@@ -114,10 +165,10 @@ def bench_step(spec: BenchSpec, progress: Callable[[str], None] = lambda _: None
         for method, stepper in steppers.items():
             _synchronise(device)
             started = time.perf_counter()
-            for number in range(spec.steps):
+            for number in range(num_steps):
                 stepper(number)
             _synchronise(device)
-            timings[method].ms_per_step.append(1e3 * (time.perf_counter() - started) / spec.steps)
+            timings[method].ms_per_step.append(1e3 * (time.perf_counter() - started) / num_steps)
     return _result(spec, timings, device)
 
 
@@ -146,22 +197,22 @@ def _result(spec: BenchSpec, timings: dict[str, Timing], device: torch.device) -
         "python": platform.python_version(),
         "hardware": hardware,
         "num_threads": torch.get_num_threads(),
-        "fast_curvature": repr(FAST),
+        "default_curvature": repr(DEFAULT),
+        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
     }
     return {"spec": asdict(spec), "origin": origin, "methods": methods}
 
 
 def _period(method: str) -> int:
     """How many steps it takes until all that has to be compiled is."""
-    return FAST.every + 1 if method == "VL fast" else 1
+    return DEFAULT.every + 1 if method == "VL default" else 1
 
 
 def _stepper(
     method: str, spec: BenchSpec, device: torch.device, x: torch.Tensor, y: torch.Tensor
 ) -> Callable[[int], Any]:
     torch.manual_seed(0)
-    build = MODELS[spec.model][0]
-    network = (build() if spec.width is None else build(width=spec.width)).to(device).train()
+    network = spec.network().to(device).train()
     if method == "obvious double backward":
         return _obvious(BNN(network), x.contiguous(), y)
     if x.ndim == 4 and device.type == "cuda":
@@ -173,6 +224,8 @@ def _stepper(
     groups: Sequence[dict[str, Any]] = bnn.parameter_groups(1e-4)
     on_cuda = device.type == "cuda"
     optimizer = torch.optim.Adam(groups[:1] if method == "MAP" else groups, fused=on_cuda, capturable=on_cuda)
+    if method == "VL exact, own loop":
+        return _own_loop(bnn, objective, optimizer, spec, x, y)
     step = TrainingStep(bnn, objective, optimizer, precision=spec.precision, compiled=spec.compiled)  # type: ignore[arg-type]
     return lambda number: step(x, y, number=number)
 
@@ -182,7 +235,31 @@ def _objective(method: str) -> Objective:
         return MAP(NUM_DATA, BETA)
     if method == "VI":
         return VI(NUM_DATA, BETA)
-    return VL(NUM_DATA, BETA, curvature=Fisher() if method == "VL exact" else FAST)
+    return VL(NUM_DATA, BETA) if method == "VL default" else VL(NUM_DATA, BETA, curvature=Fisher())
+
+
+def _convnet(width: int, depth: int) -> nn.Module:
+    """The small convnet of three convolutions, with further ones before its last layer for a greater depth."""
+    *layers, flatten, head = convnet(width=width)
+    for _ in range(depth - 3):
+        layers += [nn.Conv2d(4 * width, 4 * width, 3, padding=1), nn.Softplus()]
+    return nn.Sequential(*layers, flatten, head)
+
+
+def _own_loop(
+    bnn: BNN, objective: Objective, optimizer: torch.optim.Optimizer, spec: BenchSpec, x: torch.Tensor, y: torch.Tensor
+) -> Callable[[int], Any]:
+    """The loop of the README; on CUDA the objective compiles its evaluation by itself, here at once."""
+    objective.compiled = x.device.type == "cuda"
+
+    def step(number: int) -> None:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=spec.precision == "bf16"):
+            terms = objective(bnn, x, y, step=number)
+        terms.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def _obvious(bnn: BNN, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], Any]:

@@ -2,23 +2,26 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from varlap import tree
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, NonFiniteError
+from varlap.objectives.compiled import Compiled
 from varlap.objectives.objective import Context, Objective
-from varlap.posterior.batch import checked_batch
+from varlap.objectives.situation import shape_of, situation
+from varlap.objectives.traced import Around
+from varlap.posterior.batch import Batch, checked_batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, current_rank
-from varlap.training.traced import Traced, as_argument, trace
 
 log = logging.getLogger(__name__)
 
 Precision = Literal["fp32", "bf16"]
+STEPS_BETWEEN_LOOKS = 100
+MAX_GRAPHS = 8
 
 
 class TrainingStep:
@@ -26,8 +29,11 @@ class TrainingStep:
 
     On CUDA the whole step is traced to one graph of primitive operations, compiled, and replayed as a CUDA graph. What
     cannot be traced runs eagerly, and the log says so once. On the CPU steps are eager: small networks gain nothing
-    from the compiler there. Both ways draw the same numbers. A compiled step cannot look at its values: labels are
-    checked in the first batch only, and a NaN shows in what the step returns.
+    from the compiler there. Both ways draw the same numbers.
+
+    A compiled step does not wait for the device, so labels are checked in the first batch only. Where its loss or a
+    gradient is NaN or infinite, running statistics and memories stay as they were, and so do the weights if the
+    optimizer is a fused one of torch; the error comes within 100 steps, or from `check`.
 
     Args:
         bnn: the network with its posterior.
@@ -54,23 +60,37 @@ class TrainingStep:
         self.bnn, self.objective, self.optimizer = bnn, objective, optimizer
         self._around = _autocast(bnn.device, precision)
         self._compiled = bnn.device.type == "cuda" if compiled == "auto" else compiled
-        self._replays: dict[Hashable, _Replay] = {}
+        self._replays: dict[Hashable, Compiled] = {}
         self._shape: Hashable = None
-        self._memory: Any = None
+        self._gradients: dict[str, Tensor] = {}
+        self._seen: list[tuple[int, Tensor]] = []
 
     def __call__(self, x: Any, y: Any, *, number: int, weights: Tensor | None = None) -> Tensor:
         """Take step `number` and return log-likelihood, curvature and KL per datum, as one tensor of three."""
         if self._compiled:
-            shape = _shape_of(x, y, weights)
+            shape = shape_of(x, y, weights)
             self._shape = self._shape or shape
             if shape == self._shape:  # a smaller last batch is not worth compiling for
                 replay = self._replay(x, y, weights, number)
                 if replay is not None:
-                    return replay(x, y, weights, number)
+                    values = replay(self._context(Batch(x, y, weights, 0, trusted=True), number))
+                    self._note(number, values[3])
+                    return values[:3]
         return self._eager(x, y, weights, number)
 
+    def check(self) -> None:
+        """Raise if a compiled step since the last look was not sound; waits for the device."""
+        seen, self._seen = self._seen, []
+        if seen and not bool((sound := torch.stack([flag for _, flag in seen])).all()):
+            number = seen[int((sound == 0).nonzero()[0])][0]
+            taken = "nothing was changed" if self._guards_weights() else "the weights are of no use any more"
+            raise NonFiniteError(
+                f"step {number}: the loss or a gradient holds NaN or Inf; {taken}; look for NaN in the data, lower "
+                "the learning rate, or use compiled=False to see which tensor it is"
+            )
+
     def _eager(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
-        with self._around():
+        with self._around(), self.objective.eagerly():
             terms = self.objective(self.bnn, x, y, step=number, weights=weights)
         # Where a compiled step fills the gradients they hold its last ones, and must stay in their place.
         self.optimizer.zero_grad(set_to_none=not self._compiled)
@@ -79,113 +99,72 @@ class TrainingStep:
         self.objective.update_variances(self.bnn, step=number)
         return torch.stack([terms.log_likelihood.to(terms.kl.dtype), terms.curvature.to(terms.kl.dtype), terms.kl])
 
-    def _replay(self, x: Any, y: Any, weights: Tensor | None, number: int) -> "_Replay | None":
-        curvature = getattr(self.objective, "curvature", None)
-        # Steps with and without curvature are two graphs; without, it matters whether there is a memory yet.
-        remembered = tuple(map(bool, self.objective.running_means().values()))
-        key = "with curvature" if curvature is not None and curvature.weight(number) else remembered
+    def _replay(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Compiled | None:
+        key = situation(self.objective, self.bnn, number)
         if key not in self._replays:
+            if len(self._replays) == MAX_GRAPHS:
+                log.warning("the step runs eagerly from now on: the network changes too often to be compiled")
+                self._compiled = False
+                return None
             batch = checked_batch(x, y, weights, num_data=self.objective.num_data, step=number)
-            streams = Streams(self.objective.seed, number, 0, current_rank())
-            context = Context(self.bnn, batch, streams, self.objective.beta_at(number), True)
+            context = self._context(batch, number)
             try:
                 self.objective.inspect(context)
-                self._replays[key] = _Replay(self, context)
+                self._replays[key] = self._compile(context)
             except Exception as error:
                 log.warning("the step runs eagerly, since it cannot be compiled: %s", str(error).split("\n")[0])
                 self._compiled = False
                 return None
+        self.objective.last_step = number
         return self._replays[key]
 
+    def _compile(self, context: Context) -> Compiled:
+        pool = next((replay.pool for replay in self._replays.values()), None)
 
-class _Replay:
-    """One compiled step for one shape of batch; on CUDA, one graph that is replayed."""
+        def after(replay: Compiled) -> None:
+            assert replay.values is not None
+            for parameter, gradient in replay.gradients.items():
+                self.bnn.get_parameter(parameter).grad = gradient
+            with self._skipping(replay.values[3] == 0):
+                self.optimizer.step()
+            self.objective.update_variances(self.bnn, beta=replay.beta)
 
-    def __init__(self, step: TrainingStep, context: Context) -> None:
-        self._bnn, self._objective, self._optimizer = step.bnn, step.objective, step.optimizer
-        self._device = step.bnn.device
-        self._traced: Traced = trace(step.objective, context, around=step._around)
-        self._state = [as_argument(tensor) for tensor in self._traced.state.values()]
-        self._graph_fn: Callable[..., Tensor] = torch.compile(self._traced.graph, fullgraph=True, dynamic=False)
-        for name, gradient in self._traced.gradients.items():
-            parameter = step.bnn.get_parameter(name)
-            if parameter.grad is None:
-                parameter.grad = gradient  # several replays fill the same one
-            self._traced.gradients[name] = parameter.grad
-        batch = context.batch
-        self._x, self._y = (tree.map_tensors(Tensor.clone, part) for part in (batch.x, batch.y))
-        self._weights = None if batch.weights is None else batch.weights.clone()
-        self._beta = torch.tensor(context.beta, dtype=torch.float64, device=self._device)
-        self._noise = self._traced.noise(context.streams, self._device)
-        self._values: Tensor | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if self._device.type == "cuda":
-            self._capture(step)
+        return Compiled(
+            self.objective,
+            context,
+            around=self._around,
+            gradients=self._gradients,
+            after=after,
+            warm_up=lambda: _make_capturable(self.optimizer, self.bnn, self._gradients),
+            pool=pool,
+        )
 
-    def __call__(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
-        """Copy the batch and this step's numbers into place, and run."""
-        for place, tensor in zip(self._places(), tree.tensors((x, y, weights)), strict=True):
-            place.copy_(tensor, non_blocking=True)
-        streams = Streams(self._objective.seed, number, 0, current_rank())
-        for place, numbers in zip(self._noise, self._traced.noise(streams, self._device), strict=True):
-            place.copy_(numbers, non_blocking=True)
-        self._beta.fill_(self._objective.beta_at(number))
-        self._objective.last_step = number
-        with streams.around_network(self._device):
-            if self._graph is None:
-                return self._run()
-            self._graph.replay()
-        assert self._values is not None
-        return self._values.clone()  # the next replay writes there
+    def _context(self, batch: Batch, number: int) -> Context:
+        streams = Streams(self.objective.seed, number, 0, current_rank())
+        return Context(self.bnn, batch, streams, self.objective.beta_at(number), True)
 
-    def _places(self) -> list[Tensor]:
-        return list(tree.tensors((self._x, self._y, self._weights)))
-
-    def _gradients(self) -> Tensor:
-        with torch.no_grad():
-            return self._graph_fn(
-                self._state,
-                self._x,
-                self._y,
-                self._weights,
-                self._noise,
-                self._beta,
-                [as_argument(place) for place in self._traced.gradients.values()],
-            )
-
-    def _run(self) -> Tensor:
-        values = self._gradients()
-        self._optimizer.step()
-        self._objective.update_variances(self._bnn, beta=self._beta)
-        return values
-
-    def _capture(self, step: TrainingStep) -> None:
-        """Warm up and capture the step as a CUDA graph; running statistics and memories are put back afterwards."""
-        own = {id(parameter) for parameter in step.bnn.parameters()}
-        moved = [(t, t.clone()) for t in self._traced.state.values() if id(t) not in own]
-        # Let cuDNN try its kernels once: this step will run many times.
-        cudnn = torch.backends.cudnn
-        kernels = cudnn.flags(cudnn.enabled, True, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
+    @contextlib.contextmanager
+    def _skipping(self, unsound: Tensor) -> Iterator[None]:
+        """Let the optimizer's step change nothing where a gradient is not sound."""
+        if self._guards_weights():
+            self.optimizer.found_inf = unsound.float()  # type: ignore[attr-defined]
         try:
-            with torch.cuda.device(self._device), kernels:
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    for _ in range(3):
-                        self._gradients()
-                    _make_capturable(self._optimizer)
-                torch.cuda.current_stream().wait_stream(stream)
-                self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._graph, pool=step._memory):
-                    self._values = self._run()
-            step._memory = self._graph.pool()
+            yield
         finally:
-            with torch.no_grad():
-                for tensor, kept in moved:
-                    tensor.copy_(kept)
+            if self._guards_weights():
+                del self.optimizer.found_inf  # type: ignore[attr-defined]
+
+    def _guards_weights(self) -> bool:
+        """Whether the optimizer skips an update by itself: torch's fused ones do, as a gradient scaler has them do."""
+        return all(group.get("fused") for group in self.optimizer.param_groups)
+
+    def _note(self, number: int, sound: Tensor) -> None:
+        self._seen.append((number, sound))
+        if len(self._seen) >= STEPS_BETWEEN_LOOKS:
+            self.check()
 
 
-def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
+def _make_capturable(optimizer: torch.optim.Optimizer, bnn: BNN, gradients: dict[str, Tensor]) -> None:
     """Let the optimizer's state exist before the capture, and let its learning rates be changed after it."""
     for group in optimizer.param_groups:
         if "capturable" in group:
@@ -194,11 +173,10 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
             group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
     if optimizer.state:
         return
+    for name, gradient in gradients.items():
+        bnn.get_parameter(name).grad = gradient.zero_()
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     kept = [p.detach().clone() for p in parameters]
-    for parameter in parameters:
-        assert parameter.grad is not None
-        parameter.grad.zero_()
     optimizer.step()
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
@@ -208,11 +186,7 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
                     entry.zero_()
 
 
-def _shape_of(x: Any, y: Any, weights: Tensor | None) -> Hashable:
-    return tuple((name, t.shape, t.dtype) for name, t in tree.named_tensors((x, y, weights), "batch"))
-
-
-def _autocast(device: torch.device, precision: Precision) -> Callable[[], Any]:
+def _autocast(device: torch.device, precision: Precision) -> Around:
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"precision={precision!r}: choose 'fp32' or 'bf16'")
     if precision == "fp32":

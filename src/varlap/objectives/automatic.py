@@ -1,0 +1,77 @@
+"""The user's own loop takes the compiled path too, once its steps repeat."""
+
+import collections
+import logging
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from varlap import tree
+from varlap.objectives.compiled import Compiled
+from varlap.objectives.objective import Context, Evaluation, Objective
+from varlap.objectives.situation import has_hooks, shape_of, situation
+
+log = logging.getLogger(__name__)
+
+CALLS_BEFORE_COMPILING = 50  # at some 80 ms each, before the compiler's minute
+MAX_GRAPHS = 8
+
+
+class Automatic:
+    """Compiles an objective's evaluation after enough calls of one kind, and hands out its values and gradients.
+
+    Whatever is not sure to be the same when compiled stays eager: networks with hooks, inputs that want a gradient, a
+    network that changes from call to call.
+    """
+
+    def __init__(self, calls_before: int = CALLS_BEFORE_COMPILING) -> None:
+        self.calls_before = calls_before
+        self._calls: collections.Counter[Hashable] = collections.Counter()
+        self._graphs: dict[Hashable, Compiled] = {}
+        self._off = False
+
+    def evaluation(self, objective: Objective, context: Context) -> Evaluation | None:
+        """Evaluate by a compiled graph, or return None where that is not to be."""
+        if self._off or not _can_repeat(context):
+            return None
+        batch = context.batch
+        key = situation(objective, context.bnn, context.streams.step), shape_of(batch.x, batch.y, batch.weights)
+        if key not in self._graphs and not self._compile(key, objective, context):
+            return None
+        graph = self._graphs[key]
+        log_likelihood, curvature, kl, sound = graph(context)
+        gradients = {name: gradient.clone() for name, gradient in graph.gradients.items()}
+        return Evaluation(log_likelihood, curvature, kl, gradients, None, [], sound)
+
+    def _compile(self, key: Hashable, objective: Objective, context: Context) -> bool:
+        self._calls[key] += 1
+        if self._calls[key] <= self.calls_before:
+            if len(self._calls) > self.calls_before + MAX_GRAPHS:  # something changes in every call
+                self._off = True
+            return False
+        if len(self._graphs) == MAX_GRAPHS:
+            return False
+        log.info("compiling the evaluation of %s for batches of this shape", type(objective).__name__)
+        try:
+            self._graphs[key] = Compiled(objective, context, pool=self._pool())
+        except Exception as error:
+            log.warning("evaluations stay eager, since they cannot be compiled: %s", str(error).split("\n")[0])
+            self._off = True
+            return False
+        finally:
+            torch.clear_autocast_cache()  # it may hold what was traced
+        return True
+
+    def _pool(self) -> Tensor | None:
+        return next((graph.pool for graph in self._graphs.values()), None)
+
+
+def _can_repeat(context: Context) -> bool:
+    return (
+        context.with_gradients
+        and not any(tensor.requires_grad for tensor in tree.tensors(context.batch.x))
+        and not has_hooks(context.bnn.network)
+        and not torch.compiler.is_compiling()
+        and not (context.bnn.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    )
