@@ -2,9 +2,9 @@
 
     VARLAP_DATA=... python benchmarks/curvature_quality.py --data cifar10 --out results/bench/quality.json
 
-PreactResNet-18 with softplus, batch 128, Adam 1e-3 with a cosine schedule, predictions by the mean. Each method is set
-up once and started again for each seed, with the same weights and batches for all methods. Runs that the file has
-already are not made again.
+PreactResNet-18 or a small convnet with batch norm, softplus, batch 128, Adam with a cosine schedule, predictions by the
+mean. Each method is set up once and started again for each seed, with the same weights and batches for all methods.
+Runs that the file has already are not made again.
 """
 
 import argparse
@@ -21,17 +21,20 @@ import torch
 import varlap
 from varlap.streams import Streams
 
-BATCH_SIZE, LR = 128, 1e-3
+BATCH_SIZE = 128
 CURVATURES = {
     "vl-exact": varlap.Fisher(),
     "vl-default": varlap.curvature.DEFAULT,
-    "vl-every-4": varlap.Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part"),
+    "vl-every-6": varlap.Fisher(every=6, fraction=0.25, memory=0.8, batch_norm="part"),
+    "vl-every-8": varlap.Fisher(every=8, fraction=0.25, memory=0.8, batch_norm="part"),
 }
 
 
 def network(args: argparse.Namespace, data: varlap.data.ArrayData, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
-    channels = data.image_shape[0]
+    channels, size, _ = data.image_shape
+    if args.model == "convnet":
+        return varlap.models.convnet(channels, data.num_classes, image_size=size, batch_norm=True).to(args.device)
     return varlap.models.preact_resnet18(data.num_classes, channels, args.width).to(args.device)
 
 
@@ -40,7 +43,8 @@ class Runner:
 
     def __init__(self, method: str, args: argparse.Namespace, data: varlap.data.ArrayData) -> None:
         self.args, self.data = args, data
-        num_data = len(data.train_labels)
+        images, labels = data.train_images[: args.train_images], data.train_labels[: args.train_images]
+        num_data = len(labels)
         if method == "map":
             self.objective: Any = varlap.MAP(num_data, args.betas[0])
         else:
@@ -48,10 +52,10 @@ class Runner:
         self.bnn = varlap.BNN(network(args, data, 0).to(memory_format=torch.channels_last)).train()
         self.log_sigma = {name: t.detach().clone() for name, t in self.bnn.log_sigma.items()}
         on_cuda = args.device == "cuda"
-        self.optimizer = varlap.adam(self.bnn, LR, fused=on_cuda, capturable=on_cuda)
+        self.optimizer = varlap.adam(self.bnn, args.lr, fused=on_cuda, capturable=on_cuda)
         self.step = varlap.TrainingStep(self.bnn, self.objective, self.optimizer, precision=args.precision)
         normalise = varlap.data.Normaliser.of(data.train_images)
-        self.train = normalise(data.train_images.to(args.device)), data.train_labels.to(args.device)
+        self.train = normalise(images.to(args.device)), labels.to(args.device)
         self.test = normalise(data.test_images.to(args.device)), data.test_labels.to(args.device)
 
     @torch.no_grad()
@@ -83,7 +87,7 @@ class Runner:
             for index in range(num_batches):
                 number = epoch * num_batches + index
                 factor = varlap.FitSettings(epochs=1).lr_factor(number / total)
-                for group, rate in zip(self.optimizer.param_groups, (LR, 10 * LR), strict=True):
+                for group, rate in zip(self.optimizer.param_groups, (self.args.lr, 10 * self.args.lr), strict=True):
                     if isinstance(group["lr"], torch.Tensor):
                         group["lr"].fill_(rate * factor)
                     else:
@@ -134,6 +138,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--betas", type=lambda text: [float(part) for part in text.split(",")], default=[0.01])
+    parser.add_argument("--model", default="preact-resnet-18", choices=["preact-resnet-18", "convnet"])
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--train-images", type=int, help="use only the first so many")
     parser.add_argument("--augment", action="store_true", help="random crops and flips")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -150,7 +157,7 @@ def main() -> None:
         "varlap": varlap.__version__,
         "torch": torch.__version__,
         "hardware": hardware,
-        "training_images": len(data.train_labels),
+        "training_images": len(data.train_labels[: args.train_images]),
     }
     spec = {
         key: value for key, value in vars(args).items() if key not in ("out", "seconds", "methods", "betas", "seeds")

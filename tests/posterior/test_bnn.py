@@ -909,7 +909,9 @@ def test_two_networks_in_one_optimizer_do_not_warn():
     groups = one.parameter_groups(lr=1e-3) + two.parameter_groups(lr=1e-3)
     for number, group in enumerate(groups):
         group["name"] = str(number)
-    assert warnings_of_steps([one, two], torch.optim.Adam(groups), varlap.VL(num_data=60)) == []
+    assert (
+        warnings_of_steps([one, two], torch.optim.Adam(groups), varlap.VL(num_data=60, curvature=varlap.Fisher())) == []
+    )
     plain = nn.Linear(4, 3)
     assert warnings_of_steps([one], torch.optim.SGD(plain.parameters(), lr=0.1), varlap.MAP(num_data=60)) == []
 

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from varlap import tree
-from varlap.curvature.protocol import Pass, forward, mean_gradients, sum_tensors, weight_of_every
+from varlap.curvature.protocol import Pass, check_targets, forward, mean_gradients, sum_tensors, weight_of_every
 from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import Batch
@@ -271,7 +271,10 @@ def _split(
     rest = [order[num_chosen:]] if num_chosen < batch.size else []
     divisible, coupled = tree.leading_size(batch.x) == batch.size, couples_items(bnn.network)
     if divisible and not coupled and not bnn.has_moving_buffers():
-        passes = [forward(bnn, batch.take(items)) for items in (*chosen, *rest)]
+        trusted = replace(batch, trusted=True)
+        passes = [forward(bnn, trusted.take(items)) for items in (*chosen, *rest)]
+        if not batch.trusted:
+            check_targets(bnn, passes[0].outputs, batch.y, batch.size)  # a message has the shapes of the whole batch
         return passes, passes[: len(chosen)]
     whole = forward(bnn, batch)  # buffers move by a pass over the whole batch
     alone = own_statistics and min(map(len, chosen)) > 1  # one item has no variance
@@ -290,5 +293,5 @@ def _check_settings(name: str, every: int, fraction: float, groups: int) -> None
         raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")
 
 
-DEFAULT = Fisher(every=8, fraction=0.25, memory=0.8, batch_norm="part")
-"""VL's own: a quarter of the batch in every eighth step, remembered in between"""
+DEFAULT = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
+"""VL's own: a quarter of the batch in every fourth step, remembered in between"""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from varlap import tree
 from varlap.errors import BatchError, ConfigError, NetworkError
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
@@ -96,6 +97,13 @@ def forward(bnn: BNN, batch: Batch) -> Pass:
     if check is not None and not batch.trusted:
         check(outputs, batch.y)
     return Pass(batch, outputs)
+
+
+def check_targets(bnn: BNN, outputs: Any, targets: Any, num_items: int) -> None:
+    """Check that targets fit, given the outputs of some of the items, whose first stands for all."""
+    check = getattr(bnn.likelihood, "check", None)
+    if check is not None:
+        check(tree.map_tensors(lambda t: t[:1].expand(num_items, *t.shape[1:]), outputs), targets)
 
 
 def gradients(

@@ -119,5 +119,5 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable
     """Compile a graph of primitive operations by Inductor, without the detour through Dynamo."""
     from torch._inductor import standalone_compile  # slow to import
 
-    options = OPTIONS if inputs[0].is_cuda else None
+    options = {"config_patches": OPTIONS} if inputs[0].is_cuda else None
     return standalone_compile(graph, [*inputs], dynamic_shapes="from_example_inputs", options=options)

@@ -26,7 +26,7 @@ class Traced:
     """A graph of `Objective.value_and_gradients`, and what it must be called with.
 
     `graph(*inputs)` takes the tensors of `state`, batch, noise, β and `gradients`, in this order. It moves the buffers
-    and running means among `state`, fills `gradients` and returns the log-likelihood, the curvature, the KL, and 1,
+    and running means among `state`, fills `gradients` and returns one tensor: log-likelihood, curvature, KL, and 1,
     or 0 where one of these or a gradient is NaN or infinite: then buffers and running means stay as they were.
     """
 
@@ -68,7 +68,7 @@ def trace(objective: Objective, context: Context, *, around: Around = contextlib
     asked = [name for name in sample.gradients if state[owner[name]].requires_grad]  # not those of frozen means
     gradients = {owner[name]: torch.zeros_like(state[owner[name]]) for name in asked}
 
-    def evaluate(*inputs: Tensor) -> Tensor:
+    def evaluate(*inputs: Tensor) -> tuple[Tensor]:
         coming = iter(inputs)
         arguments = {name: next(coming) for name in state}
         given = {name: tensor.view(state[name].shape) for name, tensor in arguments.items()}
@@ -101,7 +101,7 @@ def trace(objective: Objective, context: Context, *, around: Around = contextlib
         for gradient in summed.values():
             place = next(coming)
             place.copy_(gradient.view(place.shape))
-        return torch.stack([*values, sound.to(evaluation.kl.dtype)])
+        return (torch.stack([*values, sound.to(evaluation.kl.dtype)]),)
 
     noise = [request.made_with(torch.Generator(PURPOSES[p] or bnn.device)).to(bnn.device) for p, request in draws]
     traced = Traced(torch.fx.GraphModule({}, torch.fx.Graph()), state, gradients, draws)

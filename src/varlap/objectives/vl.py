@@ -25,8 +25,8 @@ class VL(Objective):
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
-        curvature: how the Fisher is estimated: by default on a quarter of the batch in every eighth step, remembered in
-            between, `Fisher(every=8, fraction=0.25, memory=0.8, batch_norm="part")`. `Fisher()` is the paper's: the
+        curvature: how the Fisher is estimated: by default on a quarter of the batch in every fourth step, remembered in
+            between, `Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")`. `Fisher()` is the paper's: the
             whole batch in every step, at three times the cost of MAP.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from varlap import tree
+from varlap.curvature.protocol import check_targets
 from varlap.data import as_tensors, count_items
 from varlap.errors import BatchError, ConfigError
 from varlap.objectives import Objective
@@ -127,7 +128,8 @@ def fit(
     num_items = count_items((x, y))
     if objective.num_data < num_items:
         raise BatchError(f"the training data have {num_items} items but the objective's num_data={objective.num_data}")
-    _check_targets(bnn, x, y, num_items)
+    with torch.no_grad(), bnn.evaluating():  # once and for all, since a compiled step cannot look at its targets
+        check_targets(bnn, bnn.outputs(tree.take(x, slice(0, 1))), y, num_items)
     on_cuda = bnn.device.type == "cuda"
     if on_cuda and any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in bnn.network.modules()):
         bnn.network.to(memory_format=torch.channels_last)  # the layout that tensor cores want; values stay  # type: ignore
@@ -161,17 +163,6 @@ def fit(
         if progress is not None:
             progress(row)
     return history
-
-
-@torch.no_grad()
-def _check_targets(bnn: BNN, x: Any, y: Any, num_items: int) -> None:
-    """Check all targets once, since a compiled step cannot look at them: one item's outputs stand for everyone's."""
-    check = getattr(bnn.likelihood, "check", None)
-    if check is None:
-        return
-    with bnn.evaluating():
-        outputs = bnn.outputs(tree.take(x, slice(0, 1)))
-    check(tree.map_tensors(lambda t: t.expand(num_items, *t.shape[1:]), outputs), y)
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
