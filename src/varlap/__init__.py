@@ -33,7 +33,7 @@ from varlap.objectives import (
 )
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior, Weight
 from varlap.posthoc import VarianceGap, laplace, variance_gap
-from varlap.training import FitSettings, History, TrainingStep, adam, fit
+from varlap.training import FitSettings, History, TrainingStep, adam, fit, load
 
 __version__ = "0.1.0.dev0"
 
@@ -76,6 +76,7 @@ __all__ = [
     "fit",
     "hessian_diagonal",
     "laplace",
+    "load",
     "models",
     "smooth",
     "unbounded_variances",

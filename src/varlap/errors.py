@@ -1,5 +1,7 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
+from signal import Signals
+
 
 class VarlapError(Exception):
     """Base of every error that varlap raises on purpose."""
@@ -25,8 +27,44 @@ class DataError(VarlapError, FileNotFoundError):
     """A data set that is not where it should be, or not what it should be."""
 
 
+class CheckpointError(VarlapError, OSError):
+    """A file that is damaged, of another format, or cannot be written."""
+
+
 class MissingExtraError(VarlapError, ImportError):
     """An optional dependency that is not installed; the message holds the pip command."""
+
+
+class Interrupted(VarlapError):
+    """A training that a signal stopped between two steps.
+
+    Args:
+        signal: the signal's number, such as that of SIGTERM.
+        step: how many steps are done.
+        saved: whether a checkpoint holds them.
+
+    >>> error = Interrupted(15, step=120, saved=True)
+    >>> print(error)
+    SIGTERM stopped the training; a checkpoint was saved at step 120 and the same command carries on from there
+    >>> error.exit_status
+    143
+    """
+
+    def __init__(self, signal: int, step: int, saved: bool) -> None:
+        name = Signals(signal).name if signal in set(Signals) else f"signal {signal}"
+        after = (
+            f"a checkpoint was saved at step {step} and the same command carries on from there"
+            if saved
+            else f"the {step} steps done are lost, since no checkpoint was saved; train with a run folder to keep them"
+        )
+        super().__init__(f"{name} stopped the training; {after}")
+        self.signal = signal
+        self.step = step
+        self.saved = saved
+        self.exit_status = 128 + signal  # what a shell reports of a program that the signal ended
+
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int, int, bool]]:
+        return Interrupted, (self.signal, self.step, self.saved)  # by default a pickle gives the message alone
 
 
 class VarlapWarning(UserWarning):

@@ -67,7 +67,7 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ({"batch_size": 2.5}, r"fit\(batch_size=2.5\) must be a whole number"),
         ({"schedule": "linear"}, "choose 'constant', 'cosine' or 'milestones'"),
         ({"precision": "fp8"}, "choose 'fp32' or 'bf16'"),
-        ({"epoch": 3}, "fit has no setting 'epoch'; it has .*epochs"),
+        ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -107,12 +107,29 @@ def test_epoch_values_average_over_items_not_batches():
     assert history.epochs[0]["log_likelihood"] == pytest.approx(-varlap.evaluate(bnn, (x, y))["nll"], rel=1e-5)
 
 
-def test_arrays_are_taken_and_other_forms_are_refused_with_the_way_out():
+def test_every_form_of_data_is_taken_and_one_of_them_gives_the_same_bits():
     x, y = _blobs()
+    results = []
+    for train in ((x, y), (x.numpy(), y.numpy()), torch.utils.data.TensorDataset(x, y)):
+        torch.manual_seed(0)
+        bnn = varlap.BNN(varlap.models.mlp(2, 3))
+        varlap.fit(bnn, varlap.VL(90), train, epochs=2, batch_size=20)
+        results.append(list(bnn.state_dict().values()))
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            assert torch.equal(one, two)
     bnn = varlap.BNN(varlap.models.mlp(2, 3))
-    varlap.fit(bnn, varlap.VL(90), (x.numpy(), y.numpy()), epochs=1)
-    data_set = torch.utils.data.TensorDataset(x, y)
-    with pytest.raises(varlap.errors.ConfigError, match=r"a tuple \(x, y\) of tensors or arrays, not a TensorDataset"):
-        varlap.fit(bnn, varlap.VL(90), data_set, epochs=1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20)
+    assert len(varlap.fit(bnn, varlap.VL(90), loader, epochs=2).epochs) == 2
+
+
+def test_a_loader_that_shuffles_by_itself_is_named(caplog: pytest.LogCaptureFixture):
+    data_set = torch.utils.data.TensorDataset(*_blobs())
+    loader = torch.utils.data.DataLoader(data_set, batch_size=20, shuffle=True, generator=torch.Generator())
+    varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), loader, epochs=1)
+    assert "the DataLoader shuffles by itself" in caplog.text
+
+
+def test_epochs_are_needed():
     with pytest.raises(varlap.errors.ConfigError, match="fit needs epochs"):
-        varlap.fit(bnn, varlap.VL(90), (x, y))
+        varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), _blobs())

@@ -4,10 +4,12 @@ import typer
 
 from varlap.cli.bench import app as bench
 from varlap.cli.demo import demo
+from varlap.cli.train import train
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Variational Laplace: Bayesian neural networks without sampling."
 )
 app.command()(demo)
+app.command()(train)
 
 app.add_typer(bench, name="bench")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -330,6 +331,20 @@ class BNN(nn.Module):
         from varlap.predict import predict
 
         return predict(self, x)
+
+    def save(self, path: Path | str) -> None:
+        """Write weights, variances and what describes the posterior to a new folder, for `varlap.load`.
+
+        >>> import tempfile, torch, varlap
+        >>> bnn, folder = varlap.BNN(torch.nn.Linear(4, 3)), tempfile.mkdtemp()
+        >>> bnn.save(f"{folder}/model")
+        >>> again = varlap.load(f"{folder}/model", torch.nn.Linear(4, 3))
+        >>> torch.equal(again.network.weight, bnn.network.weight)
+        True
+        """
+        from varlap.training.model_file import save
+
+        save(self, path)
 
 
 def _scalar(value: float, like: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""Training: the one step, and the loop around it."""
+"""Training: the one step, `fit`, its settings, checkpoints and progress."""
 
-from varlap.training.fit import FitSettings, History, fit
+from varlap.training.fit import History, fit
+from varlap.training.model_file import load
 from varlap.training.optimizer import adam
+from varlap.training.settings import FitSettings
 from varlap.training.step import TrainingStep
 
-__all__ = ["FitSettings", "History", "TrainingStep", "adam", "fit"]
+__all__ = ["FitSettings", "History", "TrainingStep", "adam", "fit", "load"]

@@ -1,168 +1,314 @@
-"""`fit`: the training loop, by the fastest step that the network and the machine allow."""
+"""`fit`: the training loop that can be left alone, by the fastest step that the network and the machine allow."""
 
-import math
+import contextlib
+import logging
+import resource
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from varlap import tree
+from varlap.curvature.fisher import couples_items
 from varlap.curvature.protocol import check_targets
-from varlap.data import as_tensors, count_items
-from varlap.errors import BatchError, ConfigError
+from varlap.errors import BatchError, CheckpointError, ConfigError, Interrupted
+from varlap.metrics import evaluate
 from varlap.objectives import Objective
 from varlap.objectives.terms import combine
 from varlap.posterior import BNN
 from varlap.streams import Streams
-from varlap.training.optimizer import adam
-from varlap.training.step import Precision, TrainingStep
+from varlap.training.distributed import World, join_world
+from varlap.training.progress import Progress, choose_progress
+from varlap.training.records import LoggerLike
+from varlap.training.run_folder import Resume, RunFolder, newest, spec_of
+from varlap.training.settings import FitSettings
+from varlap.training.signals import StopRequests
+from varlap.training.source import Augmentation, Source, as_source
+from varlap.training.state import SUMS, RunState, from_checkpoint, to_tensors
+from varlap.training.step import TrainingStep
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How to train. Each field is an argument of `fit`.
-
-    >>> FitSettings(epochs=3).batch_size
-    128
-    """
-
-    epochs: int
-    """passes over the training data"""
-    batch_size: int = 128
-    """items a step; the last batch of an epoch may have fewer"""
-    lr: float = 1e-3
-    """learning rate of the means, before the schedule"""
-    log_sigma_lr_multiplier: float = 10.0
-    """how much faster log σ learns"""
-    schedule: Literal["constant", "cosine", "milestones"] = "cosine"
-    """cosine to zero, or ÷ 10 after each of `milestones`, or neither"""
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    """where the rate drops, as parts of the whole training (the paper's: epochs 100 and 150 of 200)"""
-    precision: Precision = "fp32"
-    """"bf16" computes the network in bfloat16; weights and their updates stay in single precision"""
-    compiled: bool | Literal["auto"] = "auto"
-    """whether to compile the step; "auto" does on CUDA"""
-    seed: int = 0
-    """of the order of the batches and of the augmentation"""
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"fit({name}={value}) must be a whole number, at least 1")
-        if self.schedule not in ("constant", "cosine", "milestones"):
-            raise ConfigError(f"fit(schedule={self.schedule!r}): choose 'constant', 'cosine' or 'milestones'")
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError(f"fit(precision={self.precision!r}): choose 'fp32' or 'bf16'")
-
-    def lr_factor(self, progress: float) -> float:
-        """Return what the schedule multiplies the learning rate with after a part of the training, from 0 to 1.
-
-        >>> FitSettings(epochs=200, schedule="milestones").lr_factor(0.6)
-        0.1
-        """
-        if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-        if self.schedule == "milestones":
-            return 0.1 ** sum(progress >= milestone for milestone in self.milestones)
-        return 1.0
+AT_THE_PRIOR = 0.95  # a weight whose σ is at least so much of its prior's s has learnt nothing
+RUNAWAY = 100.0  # σ/s beyond which the variances have lost their footing
+STEPS_BETWEEN_VALUES = 20
 
 
 @dataclass
 class History:
-    """What happened: one row of numbers an epoch.
+    """What happened: the settings, and a row for each epoch.
 
-    >>> History(FitSettings(epochs=3)).epochs
+    >>> History(FitSettings(epochs=1)).epochs
     []
     """
 
     settings: FitSettings
     epochs: list[dict[str, float]] = field(default_factory=list)
+    """elbo, log_likelihood, curvature and kl, averaged over the epoch's items, learning rates, the distribution of
+    log(σ/s), the share of weights at their prior, steps that were skipped, seconds and memory; validation scores"""
 
 
 def fit(
     bnn: BNN,
     objective: Objective,
-    train: tuple[Any, Any],
+    train: Any,
     *,
+    validation: Any = None,
     augment: Augmentation | None = None,
-    progress: Callable[[dict[str, float]], None] | None = None,
+    out: str | Path | None = None,
+    resume: Resume = "auto",
+    loggers: Sequence[LoggerLike] = (),
+    progress: Literal["auto", "bars", "lines", "none"] | Progress = "auto",
     **settings: Any,
 ) -> History:
-    """Train with Adam on data in memory, and return the ELBO's terms epoch by epoch.
+    """Train means and log σ, and return the history.
+
+    With `out` the run can be stopped at any moment, by a signal or by pulling the plug; the same call carries it on,
+    and ends with the same bits as if nothing had happened. Under torchrun it trains data-parallel.
 
     Args:
-        bnn: the network with its posterior, on the device to train on.
-        objective: MAP, VI, VL or VLHessian.
-        train: inputs and targets as tensors; they are moved to the device once.
+        bnn: the network with its posterior; it is trained in place.
+        objective: VL, VI, MAP or VLHessian.
+        train: a tuple (x, y) of tensors or arrays, which are moved to the device once; a map-style Dataset; or a
+            DataLoader (one that shuffles by itself cannot be carried on exactly).
+        validation: data to score after each epoch, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
             `varlap.data.crop_and_flip`.
-        progress: called with each epoch's row.
+        out: the folder of the run: its spec, metrics and checkpoints.
+        resume: "auto" carries on the run that `out` holds; "never" refuses to.
+        loggers: objects with `log_metrics(dict, step)`, called once an epoch.
+        progress: "bars" or "lines" on stderr, "none", or "auto": bars on a terminal.
         settings: the fields of `FitSettings`.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
     >>> train = torch.randn(64, 2), torch.arange(64) % 3
-    >>> history = fit(bnn, varlap.VL(num_data=64), train, epochs=2, batch_size=16)
-    >>> sorted(history.epochs[-1])
-    ['curvature', 'elbo', 'epoch', 'kl', 'log_likelihood', 'lr', 'seconds']
+    >>> history = fit(bnn, varlap.VL(num_data=64), train, epochs=2, batch_size=16, progress="none")
+    >>> len(history.epochs), history.epochs[-1]["epoch"]
+    (2, 1)
     """
-    known = {f.name for f in fields(FitSettings)}
-    unknown = set(settings) - known
-    if unknown:
-        raise ConfigError(f"fit has no setting {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
-    if "epochs" not in settings:
-        raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")
-    chosen = FitSettings(**settings)
-    if not isinstance(train, tuple | list) or len(train) != 2:
-        raise ConfigError(
-            f"fit takes data in memory, a tuple (x, y) of tensors or arrays, not a {type(train).__name__}; with a "
-            "Dataset or a DataLoader write the loop yourself"
+    chosen = FitSettings.of(settings)
+    if validation is None and (chosen.patience is not None or chosen.keep == "best"):
+        raise ConfigError("fit(patience=...) and fit(keep='best') need validation data: fit(..., validation=(x, y))")
+    world = join_world(bnn)
+    share = slice(None) if world is None else world.share
+    source = as_source(
+        train,
+        batch_size=chosen.batch_size,
+        seed=chosen.seed,
+        device=bnn.device,
+        num_workers=chosen.num_workers,
+        share=share,
+    )
+    _check_data(bnn, objective, source, world)
+    if isinstance(progress, str):
+        progress = choose_progress(progress if world is None or world.rank == 0 else "none")
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if out is not None and (world is None or world.rank == 0):
+            folder = RunFolder(Path(out), spec_of(bnn, objective, chosen, source.num_items), resume)
+            stack.callback(folder.close)
+        loop = _Loop(bnn, objective, source, chosen, out, folder, world, augment, validation, loggers, progress)
+        if out is not None:
+            loop.carry_on(Path(out))
+        return loop.run()
+
+
+class _Loop:
+    """A training run from where it is to its end."""
+
+    def __init__(
+        self,
+        bnn: BNN,
+        objective: Objective,
+        source: Source,
+        settings: FitSettings,
+        out: str | Path | None,
+        folder: RunFolder | None,
+        world: World | None,
+        augment: Augmentation | None,
+        validation: Any,
+        loggers: Sequence[LoggerLike],
+        progress: Progress,
+    ) -> None:
+        self._bnn, self._objective, self._source, self._settings = bnn, objective, source, settings
+        self._out, self._folder, self._world = out, folder, world
+        self._augment, self._validation = augment, validation
+        self._loggers, self._progress = loggers, progress
+        self._optimizer = _make_optimizer(bnn, settings)
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._step = TrainingStep(
+            bnn,
+            objective,
+            self._optimizer,
+            precision=settings.precision,
+            compiled=settings.compiled,
+            accumulate=settings.accumulate,
+            clip_norm=settings.clip_norm,
+            world=world,
+            on_nonfinite=settings.on_nonfinite,
         )
-    x, y = (tree.to_device(part, bnn.device) for part in as_tensors(train))
-    num_items = count_items((x, y))
-    if objective.num_data < num_items:
-        raise BatchError(f"the training data have {num_items} items but the objective's num_data={objective.num_data}")
-    with torch.no_grad(), bnn.evaluating():  # once and for all, since a compiled step cannot look at its targets
-        check_targets(bnn, bnn.outputs(tree.take(x, slice(0, 1))), y, num_items)
+        self._state = RunState(sums=_zero_sums(bnn.device))
+        self._history = History(settings)
+        self._total = settings.epochs * source.steps_per_epoch
+
+    def carry_on(self, out: Path) -> None:
+        """Go to where the folder's newest checkpoint was, on every rank."""
+        checkpoint = newest(out)
+        if self._folder is not None:
+            step = -1 if checkpoint is None else checkpoint.documents["state"]["step"]
+            self._folder.records.truncate_after(step)
+            self._history.epochs = self._folder.records.rows()
+        if checkpoint is not None:
+            self._state = from_checkpoint(checkpoint, self._bnn, self._optimizer, self._objective)
+            log.info("carrying on from step %d", self._state.step)
+
+    def run(self) -> History:
+        """Take the steps that are left."""
+        if self._world is not None:
+            self._world.broadcast([*self._bnn.parameters(), *self._bnn.buffers()])
+        self._bnn.train()
+        per_epoch = self._source.steps_per_epoch
+        self._progress.start(num_epochs=self._settings.epochs, steps_per_epoch=per_epoch, first_step=self._state.step)
+        try:
+            with StopRequests() as stop:
+                while self._state.step < self._total and not self._state.stopped:
+                    epoch, first = divmod(self._state.step, per_epoch)
+                    self._train_epoch(epoch, first, stop)
+        finally:
+            self._progress.close()
+        if self._settings.keep == "best" and self._state.best:
+            self._bnn.load_state_dict(self._state.best)
+        return self._history
+
+    def _train_epoch(self, epoch: int, first: int, stop: StopRequests) -> None:
+        started, state = time.perf_counter(), self._state
+        for x, y in self._source.epoch(epoch, first):
+            self._take(x, y)
+            last_of_epoch = state.step % self._source.steps_per_epoch == 0
+            if requested := self._stop_requested(stop):
+                if last_of_epoch:
+                    self._end_epoch(epoch, time.perf_counter() - started)
+                self._save(last=True)
+                raise Interrupted(requested, state.step, saved=self._out is not None)
+            if last_of_epoch:
+                break
+            if self._settings.save_every and state.step % self._settings.save_every == 0:
+                self._save()
+        if state.step % self._source.steps_per_epoch:
+            raise BatchError(
+                f"epoch {epoch} had {state.step % self._source.steps_per_epoch} batches where the first had "
+                f"{self._source.steps_per_epoch}; a loader must give as many in every epoch"
+            )
+        self._end_epoch(epoch, time.perf_counter() - started)
+
+    def _take(self, x: Any, y: Any) -> None:
+        bnn, state, number = self._bnn, self._state, self._state.step
+        factor = self._settings.lr_factor(number / self._total)
+        _set_rates(self._optimizer, [rate * factor for rate in self._rates])
+        x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
+        num_items = tree.leading_size(y) or 0
+        if self._augment is not None and num_items:
+            x = self._augment(x, Streams(self._settings.seed, number).generator("augment", bnn.device))
+        values = self._step.take(x, y, number=number)
+        log_likelihood, curvature, kl, sound = values
+        elbo = combine(log_likelihood, curvature, kl, self._objective.beta_at(number))
+        row = torch.stack([elbo, log_likelihood, curvature, kl, torch.ones_like(kl), torch.zeros_like(kl)])
+        skipped = torch.zeros_like(row)
+        skipped[-1] = 1
+        state.sums += torch.where(sound > 0, num_items * row, skipped).to(state.sums)
+        state.step += 1
+        shown = {"elbo": float(elbo), "nll": -float(log_likelihood)} if number % STEPS_BETWEEN_VALUES == 0 else None
+        self._progress.step(number, num_items, shown)
+
+    def _end_epoch(self, epoch: int, seconds: float) -> None:
+        state = self._state
+        self._step.check()
+        row: dict[str, float] = {"epoch": epoch, "step": state.step}
+        sums = dict(zip(SUMS, state.sums.tolist(), strict=True))
+        items = max(sums["items"], 1.0)
+        row |= {name: sums[name] / items for name in ("elbo", "log_likelihood", "curvature", "kl")}
+        row["skipped"] = sums["skipped"]
+        row |= {f"lr_{g.get('name', i)}": float(g["lr"]) for i, g in enumerate(self._optimizer.param_groups)}
+        row |= _variances(self._bnn)
+        if self._validation is not None:
+            scores = evaluate(self._bnn, self._validation)
+            row |= {f"validation_{name}": value for name, value in scores.items()}
+            self._judge(scores["nll"])
+        row |= {"seconds": seconds, "memory_mb": _memory_mb(self._bnn.device)}
+        state.sums = _zero_sums(self._bnn.device)
+        self._history.epochs.append(row)
+        if self._folder is not None:
+            self._folder.records.append(row)
+        if self._world is None or self._world.rank == 0:
+            for logger in self._loggers:
+                logger.log_metrics({name: float(value) for name, value in row.items()}, state.step)
+        self._progress.epoch(row)
+        if row["sigma_over_s_max"] > RUNAWAY and self._objective.uses_variances:
+            log.warning("epoch %d: the largest σ is %.0f times its prior's s", epoch, row["sigma_over_s_max"])
+        self._save(last=state.step == self._total or state.stopped)
+
+    def _judge(self, nll: float) -> None:
+        """Remember the best validation NLL, and stop where there was no better one for too long."""
+        state = self._state
+        if state.best_nll is None or nll < state.best_nll:
+            state.best_nll, state.epochs_since_best = nll, 0
+            if self._settings.keep == "best":
+                state.best = {name: tensor.detach().clone() for name, tensor in self._bnn.state_dict().items()}
+        else:
+            state.epochs_since_best += 1
+        if self._settings.patience is not None and state.epochs_since_best >= self._settings.patience:
+            state.stopped = True
+
+    def _save(self, *, last: bool = False) -> None:
+        """Write a checkpoint. A full disk does not end the training; only the last one must be written."""
+        if self._folder is None:
+            return
+        tensors, document = to_tensors(self._bnn, self._optimizer, self._objective, self._state)
+        try:
+            self._folder.save(self._state.step, tensors, document, self._settings.num_checkpoints)
+        except CheckpointError as error:
+            if last:
+                raise
+            log.error("no checkpoint at step %d, the training goes on: %s", self._state.step, error)
+
+    def _stop_requested(self, stop: StopRequests) -> int:
+        """Return the signal that asks for an end, on any rank, or 0."""
+        requested = stop.requested or 0
+        return requested if self._world is None else int(max(self._world.total(requested)))
+
+
+def _check_data(bnn: BNN, objective: Objective, source: Source, world: World | None) -> None:
+    if objective.num_data < source.num_items:
+        raise BatchError(
+            f"the training data have {source.num_items} items but the objective's num_data={objective.num_data}"
+        )
+    if world is not None and source.num_items < world.size:
+        raise BatchError(f"{source.num_items} items cannot be shared by {world.size} ranks")
+    last = getattr(source, "num_items_of_last", 0)
+    if last == 1 and source.num_items > 1 and couples_items(bnn.train().network):
+        raise BatchError(
+            "the last batch of an epoch has one item, whose variance batch norm cannot estimate; choose another "
+            f"batch_size, such as batch_size={source.num_items} or one that leaves two items or more"
+        )
+    targets = getattr(source, "targets", None)
+    if targets is not None:  # once and for all, since a compiled step cannot look at its targets
+        with torch.no_grad(), bnn.evaluating():
+            check_targets(bnn, bnn.outputs(source.first()), targets, source.num_items)
+
+
+def _make_optimizer(bnn: BNN, settings: FitSettings) -> torch.optim.Optimizer:
     on_cuda = bnn.device.type == "cuda"
     if on_cuda and any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in bnn.network.modules()):
-        bnn.network.to(memory_format=torch.channels_last)  # the layout that tensor cores want; values stay  # type: ignore
-    optimizer = adam(bnn, chosen.lr, chosen.log_sigma_lr_multiplier, fused=on_cuda, capturable=on_cuda)
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    step = TrainingStep(bnn, objective, optimizer, precision=chosen.precision, compiled=chosen.compiled)
-    history = History(chosen)
-    per_epoch = math.ceil(num_items / chosen.batch_size)
-    bnn.train()
-    for epoch in range(chosen.epochs):
-        started = time.perf_counter()
-        sums = torch.zeros(4, dtype=torch.float32 if bnn.device.type == "mps" else torch.float64, device=bnn.device)
-        order = torch.randperm(num_items, generator=Streams(chosen.seed, epoch).generator("order", "cpu")).to(
-            bnn.device
-        )
-        for index, items in enumerate(order.split(chosen.batch_size)):
-            number = epoch * per_epoch + index
-            factor = chosen.lr_factor(number / (chosen.epochs * per_epoch))
-            _set_rates(optimizer, [rate * factor for rate in rates])
-            batch_x = tree.take(x, items)
-            if augment is not None:
-                batch_x = augment(batch_x, Streams(chosen.seed, number).generator("augment", bnn.device))
-            log_likelihood, curvature, kl = step(batch_x, tree.take(y, items), number=number)
-            elbo = combine(log_likelihood, curvature, kl, objective.beta_at(number))
-            sums += len(items) * torch.stack([elbo, log_likelihood, curvature, kl])
-        step.check()
-        row: dict[str, float] = {"epoch": epoch}
-        row |= dict(zip(("elbo", "log_likelihood", "curvature", "kl"), (sums / num_items).tolist(), strict=True))
-        row |= {"lr": float(optimizer.param_groups[0]["lr"]), "seconds": time.perf_counter() - started}
-        history.epochs.append(row)
-        if progress is not None:
-            progress(row)
-    return history
+        bnn.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what tensor cores want
+    kind = getattr(torch.optim, settings.optimizer)
+    options = {"fused": True, "capturable": True} if on_cuda and settings.optimizer in ("Adam", "AdamW") else {}
+    return kind(bnn.parameter_groups(settings.lr, settings.log_sigma_lr_multiplier), **options)
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
@@ -171,3 +317,29 @@ def _set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
             group["lr"].fill_(rate)  # a captured step reads it there
         else:
             group["lr"] = rate
+
+
+def _zero_sums(device: torch.device) -> Tensor:
+    return torch.zeros(len(SUMS), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+
+@torch.no_grad()
+def _variances(bnn: BNN) -> dict[str, float]:
+    """Say how σ/s is distributed: quantiles of its logarithm, its largest value, the share of weights at the prior."""
+    logs = torch.cat([(sigma - bnn.prior_scale[name].log()).flatten().float() for name, sigma in bnn.log_sigma.items()])
+    some = logs[:: max(1, len(logs) // 1_000_000)]  # quantiles of a million are good enough
+    low, middle, high = some.quantile(torch.tensor([0.05, 0.5, 0.95], device=logs.device)).tolist()
+    return {
+        "log_sigma_over_s_q05": low,
+        "log_sigma_over_s_median": middle,
+        "log_sigma_over_s_q95": high,
+        "sigma_over_s_max": float(logs.max().exp()),
+        "share_at_prior": float((logs >= torch.tensor(AT_THE_PRIOR).log()).float().mean()),
+    }
+
+
+def _memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from varlap import tree
 from varlap.errors import ConfigError, NonFiniteError
 from varlap.objectives.compiled import Compiled
 from varlap.objectives.objective import Context, Objective
@@ -16,6 +17,7 @@ from varlap.objectives.traced import Around
 from varlap.posterior.batch import Batch, checked_batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, current_rank
+from varlap.training.distributed import World
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,11 @@ class TrainingStep:
         optimizer: any optimizer of torch over `bnn.parameter_groups(...)`; on CUDA it must be capturable.
         precision: "bf16" computes the network in bfloat16; means, log σ and their updates stay as they are.
         compiled: "auto" compiles on CUDA.
+        accumulate: compute a batch in so many parts, one after the other; each draws labels and squares gradients of
+            its own.
+        clip_norm: scale all gradients down together where their norm is larger.
+        world: the ranks to average gradients with; each is called with its share of the batch.
+        on_nonfinite: "raise", or "skip" a step with NaN or Inf.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
@@ -56,10 +63,19 @@ class TrainingStep:
         *,
         precision: Precision = "fp32",
         compiled: bool | Literal["auto"] = "auto",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        world: World | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
+        self._skips = on_nonfinite == "skip"
         self.bnn, self.objective, self.optimizer = bnn, objective, optimizer
         self._around = _autocast(bnn.device, precision)
-        self._compiled = bnn.device.type == "cuda" if compiled == "auto" else compiled
+        wanted = bnn.device.type == "cuda" if compiled == "auto" else compiled
+        self._accumulate, self._clip_norm, self._world = accumulate, clip_norm, world
+        # With several parts or ranks the update waits for all of them, so only the evaluations are compiled.
+        self._compiled = wanted and accumulate == 1 and world is None
+        self._evaluates_eagerly = self._compiled or not wanted
         self._replays: dict[Hashable, Compiled] = {}
         self._shape: Hashable = None
         self._gradients: dict[str, Tensor] = {}
@@ -67,6 +83,10 @@ class TrainingStep:
 
     def __call__(self, x: Any, y: Any, *, number: int, weights: Tensor | None = None) -> Tensor:
         """Take step `number` and return log-likelihood, curvature and KL per datum, as one tensor of three."""
+        return self.take(x, y, number=number, weights=weights)[:3]
+
+    def take(self, x: Any, y: Any, *, number: int, weights: Tensor | None = None) -> Tensor:
+        """Take step `number` and return a fourth value besides: 1, or 0 where a compiled step was not sound."""
         if self._compiled:
             shape = shape_of(x, y, weights)
             self._shape = self._shape or shape
@@ -75,12 +95,20 @@ class TrainingStep:
                 if replay is not None:
                     values = replay(self._context(Batch(x, y, weights, 0, trusted=True), number))
                     self._note(number, values[3])
-                    return values[:3]
-        return self._eager(x, y, weights, number)
+                    return values
+        try:
+            return self._eager(x, y, weights, number)
+        except NonFiniteError as error:
+            if not self._skips:
+                raise
+            log.warning("skipped a step: %s", error)
+            return torch.zeros(4, device=self.bnn.device)
 
     def check(self) -> None:
         """Raise if a compiled step since the last look was not sound; waits for the device."""
         seen, self._seen = self._seen, []
+        if self._skips and self._guards_weights():
+            return
         if seen and not bool((sound := torch.stack([flag for _, flag in seen])).all()):
             number = seen[int((sound == 0).nonzero()[0])][0]
             taken = "nothing was changed" if self._guards_weights() else "the weights are of no use any more"
@@ -90,14 +118,60 @@ class TrainingStep:
             )
 
     def _eager(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
-        with self._around(), self.objective.eagerly():
-            terms = self.objective(self.bnn, x, y, step=number, weights=weights)
         # Where a compiled step fills the gradients they hold its last ones, and must stay in their place.
         self.optimizer.zero_grad(set_to_none=not self._compiled)
-        terms.loss.backward()
+        with _restored_on_error(self.bnn, self.objective, always=self._accumulate > 1 or self._world is not None):
+            values = self._evaluated_by_all(x, y, weights, number)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), self._clip_norm)
         self.optimizer.step()
         self.objective.update_variances(self.bnn, step=number)
-        return torch.stack([terms.log_likelihood.to(terms.kl.dtype), terms.curvature.to(terms.kl.dtype), terms.kl])
+        return torch.cat([values, values.new_ones(1)])
+
+    def _evaluated_by_all(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
+        """Evaluate this rank's share and average with the others'; a NaN on one of them is an error on all."""
+        if self._world is None:
+            return self._evaluated(x, y, weights, number)
+        num_items, failure = tree.leading_size(y) or 0, None
+        dtype = torch.promote_types(next(self.bnn.parameters()).dtype, torch.float32)
+        values = torch.zeros(3, dtype=dtype, device=self.bnn.device)
+        if num_items:
+            try:
+                values = self._evaluated(x, y, weights, number).to(dtype)
+            except NonFiniteError as error:
+                failure = error
+        all_items, failures = self._world.total(num_items, failure is not None)
+        if failures:
+            raise failure or NonFiniteError(f"step {number}: another rank found NaN or Inf; nothing was changed")
+        for parameter in self._trained():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        shared = [values, *(p.grad for p in self._trained() if p.grad is not None)]
+        shared += [t for r in self.objective.running_means().values() for t in r.sums.values()]
+        shared += [b for b in self.bnn.network.buffers() if b.is_floating_point()]
+        self._world.average(shared, weight=num_items / all_items)
+        return values
+
+    def _evaluated(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
+        """Leave the gradients of a batch, part by part, and return its log-likelihood, curvature and KL."""
+        num_items = tree.leading_size(y) or 0
+        num_parts = max(1, min(self._accumulate, num_items // 2))  # batch norm needs two items
+        chosen = torch.arange(num_items, device=self.bnn.device).tensor_split(num_parts)
+        values = None
+        for index, items in enumerate(chosen):
+            part = (x, y, weights) if len(chosen) == 1 else tree.take((x, y, weights), items)
+            eagerly = self.objective.eagerly() if self._evaluates_eagerly else contextlib.nullcontext()
+            with self._around(), eagerly:
+                terms = self.objective(self.bnn, *part[:2], step=number, micro_batch=index, weights=part[2])
+            share = len(items) / num_items if len(chosen) > 1 else 1.0
+            (share * terms.loss).backward()
+            dtype = terms.kl.dtype
+            own = share * torch.stack([terms.log_likelihood.to(dtype), terms.curvature.to(dtype), terms.kl])
+            values = own if values is None else values + own
+        assert values is not None
+        return values
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for p in self.bnn.parameters() if p.requires_grad]
 
     def _replay(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Compiled | None:
         key = situation(self.objective, self.bnn, number)
@@ -125,6 +199,8 @@ class TrainingStep:
             assert replay.values is not None
             for parameter, gradient in replay.gradients.items():
                 self.bnn.get_parameter(parameter).grad = gradient
+            if self._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), self._clip_norm)
             with self._skipping(replay.values[3] == 0):
                 self.optimizer.step()
             self.objective.update_variances(self.bnn, beta=replay.beta)
@@ -162,6 +238,21 @@ class TrainingStep:
         self._seen.append((number, sound))
         if len(self._seen) >= STEPS_BETWEEN_LOOKS:
             self.check()
+
+
+@contextlib.contextmanager
+def _restored_on_error(bnn: BNN, objective: Objective, always: bool) -> Iterator[None]:
+    """Put buffers and memories back if a later part fails; a single evaluation does so by itself."""
+    if not always:
+        yield
+        return
+    kept = objective.state_dict()
+    with bnn.buffers_restored(only_on_error=True):
+        try:
+            yield
+        except BaseException:
+            objective.load_state_dict(kept)
+            raise
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer, bnn: BNN, gradients: dict[str, Tensor]) -> None:

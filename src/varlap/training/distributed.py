@@ -1,0 +1,78 @@
+"""Data-parallel training: each rank evaluates its share of a batch, and one all-reduce a step averages the results."""
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from varlap.errors import ConfigError
+from varlap.posterior.bnn import BNN
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together.
+
+    >>> World(rank=1, size=2, device=torch.device("cpu")).share
+    slice(1, None, 2)
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def share(self) -> slice:
+        """Which items of a batch are this rank's."""
+        return slice(self.rank, None, self.size)
+
+    def total(self, *numbers: float) -> list[float]:
+        """Return the sum of each number over the ranks."""
+        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def average(self, tensors: Sequence[Tensor], weight: float) -> None:
+        """Replace tensors, in place, by their sum over the ranks, each weighted by its rank's; one all-reduce."""
+        widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        flat = _flatten_dense_tensors([tensor.detach().to(widest).contiguous() for tensor in tensors]) * weight
+        dist.all_reduce(flat)
+        for tensor, averaged in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
+            tensor.detach().copy_(averaged)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the first one's values."""
+        for tensor in tensors:
+            values = tensor.detach().contiguous()
+            dist.broadcast(values, src=0)
+            tensor.detach().copy_(values)
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        dist.barrier()
+
+
+def join_world(bnn: BNN) -> World | None:
+    """Return the ranks that torchrun started, joined if they were not yet, or None for a process of its own.
+
+    >>> join_world(BNN(torch.nn.Linear(1, 1))) is None
+    True
+    """
+    if not dist.is_available():
+        return None
+    if not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+            return None
+        dist.init_process_group("nccl" if bnn.device.type == "cuda" else "gloo")
+    if bnn.device.type == "cuda" and bnn.device.index != torch.cuda.current_device():
+        raise ConfigError(
+            f"the network is on {bnn.device} but this rank's device is cuda:{torch.cuda.current_device()}; call "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first, and put the network there'
+        )
+    world = World(dist.get_rank(), dist.get_world_size(), bnn.device)
+    return world if world.size > 1 else None

@@ -1,0 +1,123 @@
+"""How to train: one frozen dataclass, which is also the help text and the spec of a run."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from varlap.errors import ConfigError
+from varlap.training.step import Precision
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How to train. Each field is an argument of `fit`.
+
+    >>> FitSettings(epochs=3).batch_size
+    128
+    """
+
+    epochs: int
+    """passes over the training data"""
+    batch_size: int = 128
+    """items a step, over all ranks; the last batch of an epoch may have fewer"""
+    accumulate: int = 1
+    """parts that a batch is computed in, one after the other, to save memory"""
+    optimizer: str = "Adam"
+    """the name of an optimizer in torch.optim"""
+    lr: float = 1e-3
+    """learning rate of the means, before the schedule"""
+    log_sigma_lr_multiplier: float = 10.0
+    """how much faster log σ learns"""
+    schedule: Literal["constant", "cosine", "milestones"] = "cosine"
+    """cosine to zero, or ÷ 10 after each of `milestones`, or neither"""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """where the rate drops, as parts of the whole training (the paper's: epochs 100 and 150 of 200)"""
+    warmup_epochs: float = 0.0
+    """epochs over which the rate rises from zero"""
+    clip_norm: float | None = None
+    """the largest norm that all gradients may have together; larger ones are scaled down"""
+    precision: Precision = "fp32"
+    """"bf16" computes the network in bfloat16; weights and their updates stay in single precision"""
+    compiled: bool | Literal["auto"] = "auto"
+    """whether to compile the step; "auto" does on CUDA"""
+    patience: int | None = None
+    """stop after so many epochs without a better validation NLL; None never stops early"""
+    keep: Literal["last", "best"] = "last"
+    """which weights to end with: the last, or those of the best validation NLL"""
+    on_nonfinite: Literal["raise", "skip"] = "raise"
+    """what a NaN or Inf in a batch, a loss or a gradient does: end the training, or skip the step and count it"""
+    save_every: int | None = None
+    """steps between checkpoints, besides the one after each epoch"""
+    num_checkpoints: int = 2
+    """how many of the newest checkpoints stay on disk"""
+    num_workers: int = 0
+    """processes that read a Dataset"""
+    seed: int = 0
+    """of the order of the batches and of the augmentation"""
+
+    def __post_init__(self) -> None:
+        counts = {"epochs": 1, "batch_size": 1, "accumulate": 1, "num_checkpoints": 1, "num_workers": 0}
+        counts |= {name: 1 for name in ("patience", "save_every") if getattr(self, name) is not None}
+        for name, least in counts.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"fit({name}={value}) must be a whole number, at least {least}")
+        for name in ("lr", "log_sigma_lr_multiplier", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"fit({name}={value}) must be positive and finite")
+        if not 0 <= self.warmup_epochs <= self.epochs:
+            raise ConfigError(f"fit(warmup_epochs={self.warmup_epochs}) must be between 0 and epochs={self.epochs}")
+        choices = {
+            "schedule": ("constant", "cosine", "milestones"),
+            "precision": ("fp32", "bf16"),
+            "keep": ("last", "best"),
+            "on_nonfinite": ("raise", "skip"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                listed = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
+                raise ConfigError(f"fit({name}={getattr(self, name)!r}): choose {listed}")
+        known = [name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)]
+        if self.optimizer not in known or self.optimizer in ("Optimizer", "LBFGS"):
+            close = difflib.get_close_matches(self.optimizer, known, 1)
+            raise ConfigError(
+                f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time"
+                + (f"; did you mean {close[0]!r}?" if close else "; for example 'Adam' or 'SGD'")
+            )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "FitSettings":
+        """Make settings of keyword arguments, or say which one is unknown.
+
+        >>> FitSettings.of({"epochs": 3, "batchsize": 7})
+        Traceback (most recent call last):
+        varlap.errors.ConfigError: fit has no setting 'batchsize'; did you mean 'batch_size'?
+        """
+        known = [f.name for f in fields(cls)]
+        for name in settings:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                raise ConfigError(f"fit has no setting {name!r}; {hint}")
+        if "epochs" not in settings:
+            raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")
+        return cls(**settings)
+
+    def lr_factor(self, progress: float) -> float:
+        """Return what the schedule multiplies the learning rate with after a part of the training, from 0 to 1.
+
+        >>> FitSettings(epochs=200, schedule="milestones").lr_factor(0.6)
+        0.1
+        """
+        warmup = self.warmup_epochs / self.epochs
+        rising = min(1.0, progress / warmup) if warmup else 1.0
+        if self.schedule == "cosine":
+            return rising * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        if self.schedule == "milestones":
+            return rising * 0.1 ** sum(progress >= milestone for milestone in self.milestones)
+        return rising

@@ -1,0 +1,140 @@
+"""Where training batches come from: arrays on the device, a Dataset, or a loader, in an order that can be repeated."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from varlap import tree
+from varlap.data import as_batches, as_tensors, count_items
+from varlap.errors import BatchError
+from varlap.streams import Streams
+
+log = logging.getLogger(__name__)
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class Source(Protocol):
+    """Batches of an epoch, the same whenever they are asked for."""
+
+    num_items: int
+    steps_per_epoch: int
+
+    def first(self) -> Any:
+        """Return the inputs of one item, as a batch."""
+        ...
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        """Yield an epoch's batches from number `first` on."""
+        ...
+
+
+def as_source(
+    train: Any, *, batch_size: int, seed: int, device: torch.device, num_workers: int = 0, share: slice = slice(None)
+) -> Source:
+    """Choose how to read training data.
+
+    Args:
+        train: a tuple (x, y) of tensors or arrays, a map-style Dataset, or a DataLoader.
+        batch_size: items a step; a DataLoader has its own.
+        seed: of the order.
+        device: where arrays are put, whole and once.
+        num_workers: processes that read a Dataset.
+        share: which items of each batch this rank takes.
+
+    >>> source = as_source((torch.zeros(5, 2), torch.arange(5)), batch_size=2, seed=0, device=torch.device("cpu"))
+    >>> source.steps_per_epoch, [len(y) for _, y in source.epoch(0, first=1)]
+    (3, [2, 1])
+    """
+    if isinstance(train, tuple | list) and len(train) == 2 and not isinstance(train[1], tuple | list):
+        return _Arrays(as_tensors(train), batch_size, seed, device, share)
+    if isinstance(train, Dataset):
+        count_items(train)  # refuses what has no length
+        return _Items(train, batch_size, seed, num_workers, share)
+    return _Loader(train, share)
+
+
+class _Arrays:
+    """Tensors on the device, in an order drawn for each epoch."""
+
+    def __init__(self, pair: Any, batch_size: int, seed: int, device: torch.device, share: slice) -> None:
+        self._x, self._y = (tree.to_device(part, device) for part in pair)
+        self.num_items = count_items((self._x, self._y))
+        self.steps_per_epoch = -(-self.num_items // batch_size)
+        self.num_items_of_last = self.num_items - batch_size * (self.steps_per_epoch - 1)
+        self._batch_size, self._seed, self._device, self._share = batch_size, seed, device, share
+
+    def first(self) -> Any:
+        return tree.take(self._x, slice(0, 1))
+
+    @property
+    def targets(self) -> Any:
+        """All targets, in the order they were given."""
+        return self._y
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        order = _order(self.num_items, self._seed, epoch).to(self._device)
+        for items in order.split(self._batch_size)[first:]:
+            part = items[self._share]
+            yield tree.take(self._x, part), tree.take(self._y, part)
+
+
+class _Items:
+    """A map-style Dataset, read by torch's DataLoader in an order drawn for each epoch."""
+
+    def __init__(self, dataset: Any, batch_size: int, seed: int, num_workers: int, share: slice) -> None:
+        self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
+        self._num_workers, self._share = num_workers, share
+        self.num_items = len(dataset)
+        self.steps_per_epoch = -(-self.num_items // batch_size)
+        self.num_items_of_last = self.num_items - batch_size * (self.steps_per_epoch - 1)
+
+    def first(self) -> Any:
+        return next(iter(self._read([[0]], 0)))[0]
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        batches = _order(self.num_items, self._seed, epoch).split(self._batch_size)[first:]
+        return self._read([batch[self._share].tolist() for batch in batches], epoch)
+
+    def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
+        generator = Streams(self._seed, epoch).generator("workers", "cpu")
+        loader = DataLoader(self._dataset, batch_sampler=batches, num_workers=self._num_workers, generator=generator)
+        return iter(as_batches(loader, self._batch_size))
+
+
+class _Loader:
+    """A loader, or any other list of batches, as it is."""
+
+    def __init__(self, loader: Any, share: slice) -> None:
+        self._batches = as_batches(loader, 1)
+        self.num_items = count_items(loader)
+        try:
+            self.steps_per_epoch = len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            self.steps_per_epoch = sum(1 for _ in self._batches)
+        self._share = share
+        sampler = getattr(loader, "sampler", None)
+        if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+            log.warning(
+                "the DataLoader shuffles by itself, so a run that was stopped cannot be carried on exactly: give fit "
+                "its Dataset instead, which fit shuffles by its own seed"
+            )
+
+    def first(self) -> Any:
+        x, _ = next(iter(self._batches))
+        return tree.take(x, slice(0, 1)) if tree.leading_size(x) is not None else x
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:  # noqa: ARG002
+        for index, (x, y) in enumerate(self._batches):
+            if index >= self.steps_per_epoch:
+                raise BatchError(f"the loader gave more than the {self.steps_per_epoch} batches that it has by its len")
+            if index >= first:
+                yield (x, y) if self._share == slice(None) else (tree.take(x, self._share), tree.take(y, self._share))
+
+
+def _order(num_items: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(num_items, generator=Streams(seed, epoch).generator("order", "cpu"))

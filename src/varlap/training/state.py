@@ -1,0 +1,99 @@
+"""All that a run must remember between two steps, as flat tensors and plain numbers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlap.errors import CheckpointError
+from varlap.objectives import Objective
+from varlap.posterior import BNN
+from varlap.training.checkpoint import Checkpoint
+
+SUMS = ("elbo", "log_likelihood", "curvature", "kl", "items", "skipped")
+
+
+@dataclass
+class RunState:
+    """Where a run is. Random state is not part of it: every draw is determined by the seed and the step."""
+
+    step: int = 0
+    """steps taken"""
+    sums: Tensor = field(default_factory=lambda: torch.zeros(len(SUMS), dtype=torch.float64))
+    """over the items of the present epoch"""
+    best_nll: float | None = None
+    """of the validation data"""
+    epochs_since_best: int = 0
+    best: dict[str, Tensor] = field(default_factory=dict)
+    """the weights that had it"""
+    stopped: bool = False
+    """whether the training ended early"""
+
+
+def to_tensors(
+    bnn: BNN, optimizer: torch.optim.Optimizer, objective: Objective, state: RunState
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return what a checkpoint holds: groups of named tensors, and a document.
+
+    >>> import varlap
+    >>> bnn = BNN(torch.nn.Linear(2, 3))
+    >>> tensors, document = to_tensors(bnn, varlap.adam(bnn), varlap.VL(num_data=10), RunState(step=3))
+    >>> sorted(tensors), document["step"]
+    (['best', 'model', 'objective', 'optimizer', 'run'], 3)
+    """
+    moments, scalars = {}, {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for name, value in entries.items():
+            (moments if isinstance(value, Tensor) else scalars)[f"{index}/{name}"] = value
+    remembered = {f"{n}/{key}": t for n, r in objective.running_means().items() for key, t in r.sums.items()}
+    tensors = {
+        "model": bnn.state_dict(),
+        "optimizer": moments,
+        "objective": remembered,
+        "best": state.best,
+        "run": {"sums": state.sums},
+    }
+    document = {
+        "step": state.step,
+        "best_nll": state.best_nll,
+        "epochs_since_best": state.epochs_since_best,
+        "stopped": state.stopped,
+        "num_calls": objective.num_calls,
+        "last_step": objective.last_step,
+        "optimizer": scalars,
+    }
+    return tensors, document
+
+
+def from_checkpoint(
+    checkpoint: Checkpoint, bnn: BNN, optimizer: torch.optim.Optimizer, objective: Objective
+) -> RunState:
+    """Put a checkpoint's state in place, and return where the run is."""
+    try:
+        document, tensors = checkpoint.documents["state"], checkpoint.tensors
+        bnn.load_state_dict(tensors["model"])
+        entries: dict[int, dict[str, Any]] = {}
+        for name, value in [*tensors["optimizer"].items(), *document["optimizer"].items()]:
+            index, _, entry = name.partition("/")
+            entries.setdefault(int(index), {})[entry] = value
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        remembered: dict[str, Any] = {name: {} for name in objective.running_means()}
+        for name, total in tensors["objective"].items():
+            running, _, key = name.partition("/")
+            remembered[running][key] = total.to(bnn.device)
+        counts = {"num_calls": document["num_calls"], "last_step": document["last_step"]}
+        objective.load_state_dict(counts | remembered)
+        return RunState(
+            document["step"],
+            tensors["run"]["sums"].to(bnn.device),
+            document["best_nll"],
+            document["epochs_since_best"],
+            {name: tensor.to(bnn.device) for name, tensor in tensors["best"].items()},
+            document["stopped"],
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit this network, objective or optimizer: {error}; choose another out"
+        ) from error

@@ -1,0 +1,187 @@
+"""Two ranks train as one: equal parameters, averaged gradients, labels of their own; by gloo on loopback."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import varlap
+from varlap.training.distributed import World, join_world
+
+RANKS = 2
+
+
+def _ranks(work: Callable[..., None], folder: Path, *args: Any, ranks: int = RANKS) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_enter, args=(ranks, port, str(folder), work, args), nprocs=ranks)
+
+
+def _enter(rank: int, ranks: int, port: int, folder: str, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    work(Path(folder), *args)
+    dist.barrier()  # nobody leaves while another still talks to him
+    dist.destroy_process_group()
+
+
+def _network() -> varlap.BNN:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, 3)
+    return varlap.BNN(nn.Sequential(*layers)).train()
+
+
+def _data(num_items: int = 41) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(num_items, 4, generator=generator), torch.arange(num_items) % 3
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    both = [torch.zeros_like(tensor) for _ in range(RANKS)]
+    dist.all_gather(both, tensor.contiguous())
+    return both
+
+
+def _check_equal(bnn: varlap.BNN) -> None:
+    for name, tensor in bnn.state_dict().items():
+        one, other = _gathered(tensor)
+        assert torch.equal(one, other), name
+
+
+def _train_twenty_steps(folder: Path) -> None:
+    bnn = _network()
+    if dist.get_rank():  # weights that differ at first: the first rank's count
+        with torch.no_grad():
+            bnn.network[0].weight += 1
+    history = varlap.fit(bnn, varlap.VL(41, 0.1), _data(), epochs=4, batch_size=9, progress="none")
+    assert history.epochs[-1]["step"] == 20
+    _check_equal(bnn)
+    assert history.epochs[-1]["elbo"] > history.epochs[0]["elbo"]
+
+
+def test_two_ranks_have_the_same_parameters_after_twenty_steps(tmp_path: Path):
+    _ranks(_train_twenty_steps, tmp_path)
+
+
+def _compare_gradients(folder: Path) -> None:
+    x, y = _data(10)
+    rank, drawn = dist.get_rank(), []
+    bnn = _network()
+    world = join_world(bnn)
+    assert world == World(rank, RANKS, torch.device("cpu"))
+    sample = bnn.likelihood.sample
+    bnn.likelihood.sample = lambda *args: drawn.append(sample(*args)) or drawn[-1]
+    share = x[world.share], y[world.share]
+    objective = varlap.VL(100, 0.5, curvature=varlap.Fisher())
+    with bnn.buffers_restored():
+        objective(bnn, *share, step=3).loss.backward()
+    own = [p.grad.clone() for p in bnn.parameters() if p.grad is not None]
+    optimizer = torch.optim.Adam(bnn.parameter_groups(1e-3))
+    step = varlap.TrainingStep(bnn, varlap.VL(100, 0.5, curvature=varlap.Fisher()), optimizer, world=world)
+    step(*share, number=3)
+    averaged = [p.grad for p in bnn.parameters() if p.grad is not None]
+    for mine, mean in zip(own, averaged, strict=True):
+        torch.testing.assert_close(mean, sum(_gathered(mine)) / RANKS, rtol=0, atol=1e-6)
+    assert torch.equal(drawn[0], drawn[1])
+    one, other = _gathered(drawn[0])
+    assert not torch.equal(one, other)
+
+
+def test_the_gradient_is_the_mean_of_the_ranks_and_each_draws_its_own_labels(tmp_path: Path):
+    _ranks(_compare_gradients, tmp_path)
+
+
+def _find_nan(folder: Path) -> None:
+    x, y = _data(10)
+    x[1, 0] = float("nan")  # on the second rank
+    bnn = _network()
+    world = join_world(bnn)
+    assert world is not None
+    objective = varlap.VL(100, curvature=varlap.Fisher(every=2, memory=0.5))
+    step = varlap.TrainingStep(bnn, objective, varlap.adam(bnn), world=world)
+    sound_x, _ = _data(10)
+    step(sound_x[world.share], y[world.share], number=0)
+    before = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
+    memory = objective.state_dict()["fisher"]
+    message = "x holds NaN" if world.rank else "another rank found NaN or Inf"
+    with pytest.raises(varlap.errors.NonFiniteError, match=f"step 2: {message}"):
+        step(x[world.share], y[world.share], number=2)
+    for name, tensor in bnn.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    for name, total in objective.state_dict()["fisher"].items():
+        assert torch.equal(total, memory[name]), name
+    step(sound_x[world.share], y[world.share], number=2)
+    _check_equal(bnn)
+
+
+def test_a_nan_on_one_rank_is_an_error_on_all_and_changes_nothing(tmp_path: Path):
+    _ranks(_find_nan, tmp_path)
+
+
+def _fit_until(folder: Path, out: str, steps: int | None) -> None:
+    """Train to the end, or until a logger that counts epochs has had enough."""
+
+    class Enough(Exception):
+        pass
+
+    class Counter:
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            if steps is not None and step > steps:
+                raise Enough
+
+    loggers = [Counter()] if not dist.is_initialized() or dist.get_rank() == 0 else []
+    bnn = _network()
+    try:
+        varlap.fit(bnn, varlap.VL(41, 0.1), _data(), epochs=4, batch_size=9, out=out, loggers=loggers, progress="none")
+    except Enough:
+        return
+    torch.save(bnn.state_dict(), folder / "end.pt")
+
+
+def _fit_all(folder: Path, out: str) -> None:
+    bnn = _network()
+    history = varlap.fit(bnn, varlap.VL(41, 0.1), _data(), epochs=4, batch_size=9, out=out, progress="none")
+    if dist.get_rank() == 0:
+        assert [row["epoch"] for row in history.epochs] == [0, 1, 2, 3]
+    _check_equal(bnn)
+
+
+def test_a_checkpoint_of_one_process_is_carried_on_by_two_ranks(tmp_path: Path):
+    _fit_until(tmp_path, str(tmp_path / "run"), steps=5)
+    _ranks(_fit_all, tmp_path, str(tmp_path / "run"))
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def _stop_early(folder: Path, out: str) -> None:
+    bnn = _network()
+    settings = {"epochs": 4, "batch_size": 9, "out": out, "progress": "none"}
+    stop_at = 7
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        stop_here.append(1)
+        if len(stop_here) == stop_at:
+            os.kill(os.getpid(), 15)
+        return x
+
+    stop_here: list[int] = []
+    with pytest.raises(varlap.errors.Interrupted, match="step 7"):
+        varlap.fit(bnn, varlap.VL(41, 0.1), _data(), augment=augment if dist.get_rank() == 0 else None, **settings)
+
+
+def test_a_signal_to_one_rank_stops_both_and_one_process_carries_on(tmp_path: Path):
+    _ranks(_stop_early, tmp_path, str(tmp_path / "run"))
+    bnn = _network()
+    history = varlap.fit(
+        bnn, varlap.VL(41, 0.1), _data(), epochs=4, batch_size=9, out=tmp_path / "run", progress="none"
+    )
+    assert [row["epoch"] for row in history.epochs] == [0, 1, 2, 3]
+    assert history.epochs[-1]["step"] == 20

@@ -1,0 +1,377 @@
+"""A run that is stopped, poisoned or starved of disk ends as one that was left alone."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import varlap
+from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError
+from varlap.training import run_folder
+from varlap.training.run_folder import newest
+
+VOLATILE = {"seconds", "memory_mb"}
+SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 8, "lr": 1e-2, "progress": "none"}
+STEPS = 20  # 5 an epoch
+
+
+class Stopped(Exception):
+    pass
+
+
+def _data(num_items: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(num_items, 4, generator=generator), torch.arange(num_items) % 3
+
+
+def _bnn() -> varlap.BNN:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.1), nn.Linear(8, 3)
+    return varlap.BNN(nn.Sequential(*layers))
+
+
+def _objective(**options: Any) -> varlap.VL:
+    return varlap.VL(37, 0.1, **options)
+
+
+def _noise(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+def _at(step: int, do: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tensor]:
+    """An augmentation that does something in one step."""
+    calls: list[int] = []
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        calls.append(0)
+        x = _noise(x, generator)
+        if len(calls) == step + 1:
+            do(x)
+        return x
+
+    return augment
+
+
+def _stop(_: torch.Tensor) -> None:
+    raise Stopped
+
+
+def _fit(bnn: varlap.BNN, augment: Any = _noise, objective: Any = None, **settings: Any) -> varlap.History:
+    return varlap.fit(bnn, objective or _objective(), _data(), augment=augment, **(SETTINGS | settings))
+
+
+def _rows(history: varlap.History) -> list[dict[str, float]]:
+    return [{key: value for key, value in row.items() if key not in VOLATILE} for row in history.epochs]
+
+
+def _same_bits(one: varlap.BNN, other: varlap.BNN) -> bool:
+    states = one.state_dict(), other.state_dict()
+    return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("stop_at", [1, 7, 12, 15, 19])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        _objective,
+        lambda: _objective(curvature=varlap.Fisher(every=2)),
+        lambda: _objective(variances="closed-form", beta_warmup_steps=6),
+        lambda: varlap.VI(37, 0.1),
+        lambda: varlap.MAP(37, 0.1),
+    ],
+    ids=["default", "every", "closed-form", "vi", "map"],
+)
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, objective: Any, stop_at: int):
+    settings = {"save_every": 2, "validation": _data(20), "keep": "best"}
+    alone, stopped = _bnn(), _bnn()
+    rows = _rows(_fit(alone, objective=objective(), out=tmp_path / "alone", **settings))
+    with pytest.raises(Stopped):
+        _fit(stopped, _at(stop_at, _stop), objective(), out=tmp_path / "run", **settings)
+    carried_on = _bnn()
+    history = _fit(carried_on, objective=objective(), out=tmp_path / "run", **settings)
+    assert _rows(history) == rows
+    assert _same_bits(alone, carried_on)
+    ends = [newest(tmp_path / name) for name in ("alone", "run")]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0].documents == ends[1].documents
+    for group, tensors in ends[0].tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, ends[1].tensors[group][name]), f"{group}/{name}"
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "RMSprop", "Adagrad"])
+def test_any_optimizer_is_carried_on(tmp_path: Path, optimizer: str):
+    alone, carried_on = _bnn(), _bnn()
+    settings = {"optimizer": optimizer, "lr": 1e-3, "log_sigma_lr_multiplier": 2.0, "save_every": 1}
+    _fit(alone, **settings)
+    with pytest.raises(Stopped):
+        _fit(_bnn(), _at(8, _stop), out=tmp_path, **settings)
+    _fit(carried_on, out=tmp_path, **settings)
+    assert _same_bits(alone, carried_on)
+
+
+def test_a_data_set_with_its_own_randomness_is_carried_on(tmp_path: Path):
+    x, y = _data()
+    train = torch.utils.data.TensorDataset(x, y)
+    alone, carried_on = _bnn(), _bnn()
+    varlap.fit(alone, _objective(), train, augment=_noise, **SETTINGS)
+    with pytest.raises(Stopped):
+        varlap.fit(_bnn(), _objective(), train, augment=_at(8, _stop), out=tmp_path, save_every=3, **SETTINGS)
+    varlap.fit(carried_on, _objective(), train, augment=_noise, out=tmp_path, save_every=3, **SETTINGS)
+    assert _same_bits(alone, carried_on)
+
+
+def test_a_finished_run_is_only_read(tmp_path: Path):
+    first, again = _bnn(), _bnn()
+    rows = _fit(first, out=tmp_path).epochs
+    assert _fit(again, _at(0, _stop), out=tmp_path).epochs == rows
+    assert _same_bits(first, again)
+
+
+def test_fit_leaves_the_callers_random_state_alone(tmp_path: Path):
+    bnn = _bnn()
+    before = torch.get_rng_state()
+    _fit(bnn, out=tmp_path, validation=_data(20))
+    varlap.fit(bnn, _objective(), torch.utils.data.TensorDataset(*_data()), **SETTINGS)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- guards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_nan_ends_the_training_with_the_state_of_the_step_before(tmp_path: Path, accumulate: int):
+    poisoned, before = _bnn(), _bnn()
+    objectives = _objective(), _objective()
+    settings = {"accumulate": accumulate, "save_every": 1}
+
+    def poison(x: torch.Tensor) -> None:
+        x[-1, 0] = float("nan")
+
+    with pytest.raises(NonFiniteError, match="step 8: x holds NaN; nothing was changed"):
+        _fit(poisoned, _at(8, poison), objectives[0], **settings)
+    with pytest.raises(Stopped):
+        _fit(before, _at(8, _stop), objectives[1], **settings)
+    assert _same_bits(poisoned, before)
+    for name, tensor in objectives[0].state_dict()["fisher"].items():
+        assert torch.equal(tensor, objectives[1].state_dict()["fisher"][name])
+
+
+def test_a_nan_can_be_skipped_and_is_counted(caplog: pytest.LogCaptureFixture):
+    def poison(x: torch.Tensor) -> None:
+        x[0, 0] = float("inf")
+
+    history = _fit(_bnn(), _at(8, poison), on_nonfinite="skip")
+    assert [row["skipped"] for row in history.epochs] == [0, 1, 0, 0]
+    assert all(torch.isfinite(torch.tensor(row["elbo"])) for row in history.epochs)
+    assert "skipped a step: step 8: x holds Inf" in caplog.text
+
+
+def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path)
+    with pytest.raises(ConfigError, match=r"belongs to another run: it has lr=0.01, not 0.02; choose another folder"):
+        _fit(_bnn(), out=tmp_path, lr=2e-2)
+    with pytest.raises(ConfigError, match=r"it has beta=0.1, not 0.3"):
+        _fit(_bnn(), objective=varlap.VL(37, 0.3), out=tmp_path)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        _fit(_bnn(), out=tmp_path, resume="never")
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match="is not empty and holds no run; choose another folder"):
+        _fit(_bnn(), out=tmp_path)
+
+
+def test_a_folder_is_one_processes_at_a_time(tmp_path: Path):
+    def meanwhile(_: torch.Tensor) -> None:
+        with pytest.raises(ConfigError, match="another process is writing to"):
+            _fit(_bnn(), out=tmp_path)
+
+    _fit(_bnn(), _at(3, meanwhile), out=tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    alone, carried_on = _bnn(), _bnn()
+    _fit(alone)
+    with pytest.raises(Stopped):
+        _fit(_bnn(), _at(12, _stop), out=tmp_path, save_every=2)
+    *_, last = sorted((tmp_path / "checkpoints").iterdir())
+    damaged = last / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-3] ^= 1
+    damaged.write_bytes(content)
+    _fit(carried_on, out=tmp_path, save_every=2)
+    assert str(damaged.name) in caplog.text
+    assert last.name in caplog.text
+    assert _same_bits(alone, carried_on)
+
+
+def test_a_full_disk_does_not_end_the_training_but_is_told_at_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: Any) -> None:
+        raise CheckpointError("no space left on device")
+
+    bnn, alone = _bnn(), _bnn()
+    _fit(alone)
+    monkeypatch.setattr(run_folder, "write_checkpoint", full)
+    with pytest.raises(CheckpointError, match="no space left"):
+        _fit(bnn, out=tmp_path)
+    assert caplog.text.count("the training goes on: no space left") == 3
+    assert _same_bits(alone, bnn)
+
+
+def test_a_last_batch_of_one_item_is_refused_for_batch_norm_before_training():
+    with pytest.raises(varlap.errors.BatchError, match=r"the last batch of an epoch has one item.*batch_size=37"):
+        _fit(_bnn(), batch_size=36)
+
+
+def test_variances_that_run_away_are_named(caplog: pytest.LogCaptureFixture):
+    bnn = _bnn()
+    with torch.no_grad():
+        bnn.log_sigma["0.bias"].fill_(7.0)
+    _fit(bnn, epochs=1, objective=varlap.VL(37, 1e-6), lr=1e-6)
+    assert "the largest σ is" in caplog.text
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("stop_at", [7, 9])  # in the middle and at the end of an epoch
+def test_a_signal_saves_and_raises_and_the_same_call_carries_on(tmp_path: Path, number: int, status: int, stop_at: int):
+    handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
+    alone, carried_on = _bnn(), _bnn()
+    rows = _rows(_fit(alone))
+    with pytest.raises(Interrupted, match=f"a checkpoint was saved at step {stop_at + 1}") as caught:
+        _fit(_bnn(), _at(stop_at, lambda _: os.kill(os.getpid(), number)), out=tmp_path)
+    assert caught.value.exit_status == status
+    assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert _rows(_fit(carried_on, out=tmp_path)) == rows
+    assert _same_bits(alone, carried_on)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_command_exits_with_the_signals_status_and_carries_on(tmp_path: Path, number: int, status: int):
+    command = [sys.executable, "-m", "varlap", "train", "digits", "--epochs", "400", "--out", str(tmp_path / "run")]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    for line in child.stderr:
+        if re.match(r"epoch +2/400", line):
+            break
+    child.send_signal(number)
+    said = child.stderr.read()
+    assert child.wait(60) == status
+    assert "the same command carries on from there" in " ".join(said.split())
+    assert newest(tmp_path / "run") is not None
+
+
+# -- what else fit does -----------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_keeps_the_best_weights(tmp_path: Path):
+    bnn = _bnn()
+    history = _fit(bnn, validation=_data(20), epochs=60, patience=3, keep="best", lr=0.1, out=tmp_path)
+    nlls = [row["validation_nll"] for row in history.epochs]
+    best = min(range(len(nlls)), key=nlls.__getitem__)
+    assert len(nlls) == best + 4 < 60
+    assert varlap.evaluate(bnn, _data(20))["nll"] == pytest.approx(nlls[best], rel=1e-6)
+
+
+def test_best_weights_need_validation_data():
+    with pytest.raises(ConfigError, match="need validation data"):
+        _fit(_bnn(), keep="best")
+
+
+def test_parts_of_a_batch_add_up_to_its_gradient():
+    results = []
+    for accumulate in (1, 4):
+        torch.manual_seed(0)
+        bnn = varlap.BNN(varlap.models.mlp(4, 3).double())
+        x, y = _data(10)
+        step = varlap.TrainingStep(bnn, varlap.MAP(37, 0.1), varlap.adam(bnn, 1e-9), accumulate=accumulate)
+        values = step(x.double(), y, number=0)
+        results.append([values, *(p.grad for p in bnn.parameters() if p.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_each_part_of_a_batch_draws_its_own_labels():
+    bnn, drawn = _bnn(), []
+    sample = bnn.likelihood.sample
+    bnn.likelihood.sample = lambda outputs, generator, targets=None: (
+        drawn.append(generator.initial_seed()) or sample(outputs, generator, targets)
+    )
+    _fit(bnn, objective=_objective(curvature=varlap.Fisher()), epochs=1, accumulate=4)
+    assert len(drawn) == len(set(drawn)) == 4 * 4 + 2  # parts of a smaller last batch have two items or more
+
+
+def test_large_gradients_are_clipped_together():
+    bnn = _bnn()
+    step = varlap.TrainingStep(bnn, _objective(), torch.optim.SGD(bnn.parameter_groups(1e-6)), clip_norm=0.01)
+    step(*_data(10), number=0)
+    norm = torch.stack([p.grad.norm() for p in bnn.parameters() if p.grad is not None]).norm()
+    assert float(norm) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_the_rate_rises_over_the_warm_up():
+    settings = varlap.FitSettings(epochs=10, warmup_epochs=2, schedule="constant")
+    assert [settings.lr_factor(progress) for progress in (0.0, 0.1, 0.2, 0.9)] == pytest.approx([0, 0.5, 1, 1])
+
+
+def test_each_epoch_logs_rates_variances_and_memory_to_every_logger(tmp_path: Path):
+    logged = []
+
+    class Logger:
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            logged.append((step, metrics))
+
+    history = _fit(_bnn(), out=tmp_path, loggers=[Logger()], validation=_data(20))
+    assert [step for step, _ in logged] == [5, 10, 15, 20]
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == history.epochs
+    row = history.epochs[-1]
+    assert row["lr_log_sigma"] == pytest.approx(10 * row["lr_means"])
+    assert row["log_sigma_over_s_q05"] <= row["log_sigma_over_s_median"] <= row["log_sigma_over_s_q95"]
+    assert 0 <= row["share_at_prior"] <= 1
+    assert row["memory_mb"] > 0
+    assert {"validation_nll", "validation_accuracy", "validation_ece"} <= row.keys()
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path, save_every=2, num_checkpoints=3)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"step-{step:012d}" for step in (16, 18, 20)]
+
+
+def test_many_short_epochs_do_not_grow_in_memory_or_time():
+    history = _fit(_bnn(), epochs=200)
+    memory = [row["memory_mb"] for row in history.epochs]
+    seconds = (
+        sorted(row["seconds"] for row in history.epochs[20:60]),
+        sorted(row["seconds"] for row in history.epochs[160:]),
+    )
+    assert memory[-1] - memory[20] < 3
+    assert seconds[1][len(seconds[1]) // 4] < 3 * seconds[0][len(seconds[0]) // 4]
+
+
+def test_a_few_kills_leave_a_run_that_ends_with_the_same_bits():
+    script = Path(__file__).parents[2] / "benchmarks" / "kills.py"
+    subprocess.run([sys.executable, str(script), "--kills", "3"], check=True, capture_output=True, timeout=300)
+
+
+@pytest.fixture(autouse=True)
+def _logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
