@@ -367,6 +367,19 @@ def test_an_interrupt_never_removes_a_folder_that_another_process_put_there(tmp_
     assert [path.name for path in tmp_path.rglob("*")] == ["c", "theirs"]
 
 
+def test_a_failure_before_the_first_file_spares_a_folder_that_came_meanwhile(tmp_path, monkeypatch):
+    def overtaken(where, tensors):
+        write_small(tmp_path / "c")
+        raise KeyboardInterrupt
+
+    original = module.tensor_bytes
+    monkeypatch.setattr(module, "tensor_bytes", lambda *a: overtaken(*a) if a[1] == {"x": 0} else original(*a))
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path / "c", {"t": {"x": 0}}, {})
+    assert read_checkpoint(tmp_path / "c").documents["progress"]["step"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
 # -- choosing and deleting ------------------------------------------------------------------------------------------
 
 

@@ -185,3 +185,17 @@ def test_a_signal_to_one_rank_stops_both_and_one_process_carries_on(tmp_path: Pa
     )
     assert [row["epoch"] for row in history.epochs] == [0, 1, 2, 3]
     assert history.epochs[-1]["step"] == 20
+
+
+def _shard(folder: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    network = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 3))
+    fully_shard(network, mesh=init_device_mesh("cpu", (RANKS,)))
+    with pytest.raises(varlap.errors.NetworkError, match="parameter '0.weight' is sharded over ranks"):
+        varlap.BNN(network)
+
+
+def test_a_sharded_network_is_refused_with_the_way_out(tmp_path: Path):
+    _ranks(_shard, tmp_path)

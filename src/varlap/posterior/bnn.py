@@ -367,6 +367,11 @@ def _check_network(network: nn.Module) -> None:
                 f"{how}: varlap compiles the whole step itself"
             )
     for name, parameter in network.named_parameters():
+        if hasattr(parameter, "placements"):  # a DTensor
+            raise NetworkError(
+                f"parameter {name!r} is sharded over ranks, and torch frees such weights before a second derivative "
+                "can use them; wrap the whole network and train data-parallel with torchrun instead"
+            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise NetworkError(
                 f"parameter {name!r} has no shape yet (a lazy module); call the network once on a batch, then wrap it"

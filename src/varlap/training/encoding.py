@@ -105,8 +105,7 @@ def tensor_bytes(where: str, tensors: Mapping[str, Tensor]) -> bytes:
     try:
         # Cloned, since safetensors wants plain memory that no two tensors share.
         copies = {
-            name: tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-            for name, tensor in tensors.items()
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
         }
         return safetensors.save(copies, metadata={"order": json.dumps(list(copies))})
     except (RuntimeError, ValueError) as error:

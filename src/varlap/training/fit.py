@@ -180,6 +180,7 @@ class _Loop:
                 while self._state.step < self._total and not self._state.stopped:
                     epoch, first = divmod(self._state.step, per_epoch)
                     self._train_epoch(epoch, first, stop)
+                stop.raise_if_requested(self._state.step, saved=self._out is not None)
         finally:
             self._progress.close()
         if self._settings.keep == "best" and self._state.best:

@@ -5,12 +5,11 @@ All of it goes to stderr, so that the output of a program stays free for its res
 
 import contextlib
 import logging
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, Protocol, TextIO, final, get_args
+from typing import Literal, Protocol, TextIO, final, get_args
 
 from rich import progress as rich_progress
 from rich.console import Console
@@ -18,11 +17,11 @@ from rich.table import Column
 from rich.text import Text
 
 from varlap.errors import ConfigError
+from varlap.training.pace import Clock, Pace, Speed
+from varlap.training.progress_text import Part, duration, fitted, short, terms, validation
 
 ProgressKind = Literal["auto", "bars", "lines", "none"]
 """What `choose_progress` knows."""
-
-Clock = Callable[[], float]
 
 REFRESH_S = 0.1
 """The shortest time between two drawings of the bars."""
@@ -114,7 +113,7 @@ class Lines:
 
     def __init__(self, stream: TextIO | None = None, *, clock: Clock = time.monotonic) -> None:
         self._stream = stream
-        self._pace = _Pace(clock)
+        self._pace = Pace(clock)
         self._num_items = 0
         self._broken = False
 
@@ -133,7 +132,7 @@ class Lines:
         """Write the epoch's line with one call, so that lines of several processes do not mix."""
         now = self._pace.epoch(row)
         epoch, num_epochs = self._pace.epochs_done, self._pace.num_epochs
-        parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", *_terms(row), *_validation(row)]
+        parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", *terms(row), *validation(row)]
         if "lr" in row:
             parts.append(f"lr {row['lr']:.1e}")
         if "seconds" in row:
@@ -142,7 +141,7 @@ class Lines:
                 parts.append(f"{self._num_items / row['seconds']:,.0f} items/s")
         left = self._pace.seconds_left(now)
         if left is not None and not self._pace.complete:
-            parts.append(f"left {_duration(left)}")
+            parts.append(f"left {duration(left)}")
         self._num_items = 0
         self._write("  ".join(parts) + "\n")
 
@@ -186,8 +185,8 @@ class Bars:
 
     def __init__(self, console: Console | None = None, *, clock: Clock = time.monotonic) -> None:
         self._console = _Console(stderr=True) if console is None else console
-        self._pace = _Pace(clock)
-        self._speed = _Speed()
+        self._pace = Pace(clock)
+        self._speed = Speed()
         self._values: Mapping[str, float] = {}
         self._row: Mapping[str, float] = {}
         self._due = 0.0
@@ -200,7 +199,7 @@ class Bars:
         """Draw the empty bars, or those of a training that is carried on."""
         self.close()
         self._pace.start(num_epochs, steps_per_epoch, first_step)
-        self._speed = _Speed()
+        self._speed = Speed()
         self._values, self._row = {}, {}
         steps = "123456" if steps_per_epoch is None else f"{steps_per_epoch}/{steps_per_epoch}"
         self._label_width = max(len(f"epoch {num_epochs}/{num_epochs}"), len(f"step {steps}"))
@@ -279,33 +278,33 @@ class Bars:
         room = beside - self._bar.bar_width
         finished = closing and pace.complete
         if finished:
-            parts = [_Part(f"took {_duration(now - pace.started)}", style="progress.elapsed")]
-            parts += [_Part(text) for text in (*_validation(self._row), *_terms(self._row))]
+            parts = [Part(f"took {duration(now - pace.started)}", style="progress.elapsed")]
+            parts += [Part(text) for text in (*validation(self._row), *terms(self._row))]
         else:
             left = pace.seconds_left(now)
-            parts = [_Part(text) for text in _validation(self._row)]
+            parts = [Part(text) for text in validation(self._row)]
             if left is not None:
-                parts.insert(0, _Part(f"{_duration(left)} left", style="progress.remaining"))
+                parts.insert(0, Part(f"{duration(left)} left", style="progress.remaining"))
         done, total = pace.whole
         self._progress.update(
             self._epochs,
             total=total,
             completed=done,
             label=self._label("epoch", pace.present_epoch, pace.num_epochs),
-            text=_fitted(parts, room),
+            text=fitted(parts, room),
         )
         in_epoch, total = pace.steps_in_epoch
-        parts = [_Part(text) for text in _terms(self._values)]
+        parts = [Part(text) for text in terms(self._values)]
         speed = self._speed.items_per_s
         if speed is not None:
-            parts.append(_Part(f"{speed:,.0f} items/s", f"{_short(speed)}/s", style="progress.data.speed"))
+            parts.append(Part(f"{speed:,.0f} items/s", f"{short(speed)}/s", style="progress.data.speed"))
         self._progress.update(
             self._steps,
             total=total,
             completed=in_epoch,
             visible=not finished,
             label=self._label("step", in_epoch, total),
-            text=_fitted(parts, room),
+            text=fitted(parts, room),
         )
 
     def _label(self, what: str, done: int | None, total: int | None) -> Text:
@@ -352,179 +351,6 @@ class _Field(rich_progress.ProgressColumn):
 
     def render(self, task: rich_progress.Task) -> Text:
         return task.fields[self._name]
-
-
-class _Pace:
-    """What is done of the whole training, and how long the rest takes at the mean pace so far."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.num_epochs, self.steps_per_epoch = 1, None
-        self._reset(0)
-
-    def start(self, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
-        self.num_epochs, self.steps_per_epoch = num_epochs, steps_per_epoch
-        self._reset(first_step)
-        self.started = self.clock()
-
-    def _reset(self, first_step: int) -> None:
-        self.started = 0.0
-        self.steps_done = self._first_step = self._epoch_start = first_step
-        self.epochs_done: int | None = 0 if first_step == 0 else None
-        if self.steps_per_epoch is not None:
-            self.epochs_done = first_step // self.steps_per_epoch
-        self._step_mark: tuple[float, int] | None = None
-        self._epoch_marks: list[tuple[float, int]] = []  # the first and the last
-
-    def step(self, number: int) -> float:
-        """Count a step and return the time."""
-        now = self.clock()
-        self.steps_done = number + 1
-        if self._step_mark is None:
-            self._step_mark = now, self.steps_done  # after the first step, which may have compiled for a minute
-        return now
-
-    def epoch(self, row: Mapping[str, float]) -> float:
-        """Count an epoch and return the time."""
-        now = self.clock()
-        self.epochs_done = int(row["epoch"]) + 1
-        self._epoch_start = self.steps_done
-        self._epoch_marks = [*self._epoch_marks[:1], (now, self.epochs_done)]
-        return now
-
-    @property
-    def complete(self) -> bool:
-        return self.epochs_done is not None and self.epochs_done >= self.num_epochs
-
-    @property
-    def whole(self) -> tuple[int, int]:
-        """What is done and what there is to do: steps where their number is known, else epochs."""
-        if self.steps_per_epoch is None:
-            return self.epochs_done or 0, self.num_epochs
-        return self.steps_done, self.num_epochs * self.steps_per_epoch
-
-    @property
-    def present_epoch(self) -> int | None:
-        """The epoch of the last step, counted from 1, as people do."""
-        if self.steps_per_epoch is not None:
-            last = self.steps_done - (self.steps_done > self._first_step)
-            return min(last // self.steps_per_epoch + 1, self.num_epochs)
-        if self.epochs_done is None:
-            return None
-        return min(max(self.epochs_done + (self.steps_done > self._epoch_start), 1), self.num_epochs)
-
-    @property
-    def steps_in_epoch(self) -> tuple[int, int | None]:
-        """The steps done in the present epoch, and all of them where their number is known."""
-        if self.steps_per_epoch is None:
-            return self.steps_done - self._epoch_start, None
-        assert self.present_epoch is not None
-        return self.steps_done - (self.present_epoch - 1) * self.steps_per_epoch, self.steps_per_epoch
-
-    def seconds_left(self, now: float) -> float | None:
-        """Return None as long as nothing can be said."""
-        done, total = self.whole
-        if self.steps_per_epoch is not None:
-            if self._step_mark is None or done <= self._step_mark[1]:
-                return None
-            since, before = self._step_mark
-            return (now - since) / (done - before) * (total - done)
-        if not self._epoch_marks:
-            return None
-        last, _ = self._epoch_marks[-1]
-        if len(self._epoch_marks) == 1:
-            mean = last - self.started
-        else:
-            since, before = self._epoch_marks[0]
-            mean = (last - since) / (done - before)
-        return max(mean * (total - done) - (now - last), 0.0)
-
-
-class _Speed:
-    """Items a second, smoothed over about two seconds of training."""
-
-    SMOOTHED_OVER_S = 2.0
-
-    def __init__(self) -> None:
-        self.num_items = 0
-        self.items_per_s: float | None = None
-        self._since: float | None = None
-
-    def update(self, now: float) -> None:
-        """Take in the items since the last call; the first call only begins, since it may follow a compilation."""
-        if self._since is not None and now > self._since:
-            recent = self.num_items / (now - self._since)
-            old = 0.0 if self.items_per_s is None else math.exp((self._since - now) / self.SMOOTHED_OVER_S)
-            self.items_per_s = old * (self.items_per_s or 0.0) + (1 - old) * recent
-        self._since, self.num_items = now, 0
-
-    def pause(self, now: float) -> None:
-        """Leave out the time and the items since the last call."""
-        self.num_items = 0
-        if self._since is not None:
-            self._since = now
-
-
-class _Part(NamedTuple):
-    """A text of a bar, and what to say where there is little room."""
-
-    wide: str
-    short: str = ""
-    style: str = ""
-
-
-def _fitted(parts: list[_Part], room: int) -> Text:
-    """Join as many parts as fit, the first ones first; a part is shown whole or not at all."""
-    for num_parts in range(len(parts), 0, -1):
-        shown = parts[:num_parts]
-        for texts, gap in (([p.wide for p in shown], "  "), ([p.short or p.wide for p in shown], " ")):
-            if len(gap.join(texts)) <= room:
-                styled = [Text(text, style=part.style) for text, part in zip(texts, shown, strict=True)]
-                return Text(gap).join(styled)
-    return Text()
-
-
-def _terms(values: Mapping[str, float]) -> list[str]:
-    parts = []
-    if "elbo" in values:
-        parts.append(f"elbo {_number(values['elbo'])}")
-    if "nll" in values:
-        parts.append(f"nll {_number(values['nll'])}")
-    elif "log_likelihood" in values:
-        parts.append(f"nll {_number(-values['log_likelihood'])}")
-    if "accuracy" in values:
-        parts.append(f"acc {values['accuracy']:.1%}")
-    return parts
-
-
-def _validation(row: Mapping[str, float]) -> list[str]:
-    parts = []
-    if "validation_nll" in row:
-        parts.append(f"val nll {_number(row['validation_nll'])}")
-    if "validation_accuracy" in row:
-        parts.append(f"val acc {row['validation_accuracy']:.1%}")
-    return parts
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.2e}"
-
-
-def _short(value: float) -> str:
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.1f}{letter}"
-    return f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
