@@ -193,7 +193,7 @@ def _shard(folder: Path) -> None:
 
     network = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 3))
     fully_shard(network, mesh=init_device_mesh("cpu", (RANKS,)))
-    with pytest.raises(varlap.errors.NetworkError, match="parameter '0.weight' is sharded over ranks"):
+    with pytest.raises(varlap.errors.NetworkError, match=r"parameter '0\.weight' is sharded over ranks"):
         varlap.BNN(network)
 
 

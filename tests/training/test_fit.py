@@ -66,7 +66,7 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ({"epochs": 0}, r"fit\(epochs=0\) must be a whole number, at least 1"),
         ({"batch_size": 2.5}, r"fit\(batch_size=2.5\) must be a whole number"),
         ({"schedule": "linear"}, "choose 'constant', 'cosine' or 'milestones'"),
-        ({"precision": "fp8"}, "choose 'fp32' or 'bf16'"),
+        ({"precision": "fp8"}, "choose 'fp32', 'bf16' or 'fp16'"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )

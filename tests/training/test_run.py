@@ -218,6 +218,33 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     assert _same_bits(alone, carried_on)
 
 
+def test_a_step_whose_checkpoint_was_damaged_is_written_again(tmp_path: Path):
+    with pytest.raises(Stopped):
+        _fit(_bnn(), _at(12, _stop), out=tmp_path, save_every=2)
+    last = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    (last / "state.json").write_bytes(b"{}")
+    with pytest.raises(Stopped):
+        _fit(_bnn(), _at(3, _stop), out=tmp_path, save_every=2)
+    again = newest(tmp_path)
+    assert again is not None
+    assert again.documents["state"]["step"] == 12
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew_in_silence(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints can be read"):
+        _fit(_bnn(), out=tmp_path)
+
+
+def test_a_checkpoint_is_a_model_too(tmp_path: Path):
+    bnn = _bnn()
+    _fit(bnn, out=tmp_path)
+    last = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    assert _same_bits(varlap.load(last, _bnn().network), bnn)
+
+
 def test_a_full_disk_does_not_end_the_training_but_is_told_at_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -324,6 +351,42 @@ def test_large_gradients_are_clipped_together():
     step(*_data(10), number=0)
     norm = torch.stack([p.grad.norm() for p in bnn.parameters() if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_scale_of_the_gradients_changes_nothing_but_their_range():
+    results = []
+    for scale in (1.0, 1024.0):
+        bnn, objective = _bnn().double().train(), _objective(curvature=varlap.Fisher())
+        objective.gradient_scale = scale
+        x, y = _data(10)
+        objective(bnn, x.double(), y, step=0).loss.backward()
+        results.append([p.grad for p in bnn.parameters() if p.grad is not None])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+def test_half_precision_trains_like_single_and_is_carried_on(tmp_path: Path):
+    single, half, carried_on = _bnn(), _bnn(), _bnn()
+    expected = _fit(single).epochs
+    rows = _fit(half, precision="fp16").epochs
+    assert [row["elbo"] for row in rows] == pytest.approx([row["elbo"] for row in expected], rel=0.05)
+    with pytest.raises(Stopped):
+        _fit(_bnn(), _at(11, _stop), out=tmp_path, precision="fp16", save_every=1)
+    _fit(carried_on, out=tmp_path, precision="fp16", save_every=1)
+    assert _same_bits(half, carried_on)
+    assert not _same_bits(half, single)
+
+
+def test_a_scale_halves_where_gradients_overflow_and_grows_again():
+    bnn = _bnn()
+    step = varlap.TrainingStep(bnn, _objective(), varlap.adam(bnn), precision="fp16")
+    step.gradient_scale.value = 2.0**40  # far beyond half precision
+    step(*_data(10), number=0)
+    assert 1 < step.gradient_scale.value < 2.0**40
+    value = step.gradient_scale.value
+    step.gradient_scale.num_sound = 999
+    step(*_data(10), number=1)
+    assert step.gradient_scale.value == min(2 * value, 2.0**16)
 
 
 def test_the_rate_rises_over_the_warm_up():

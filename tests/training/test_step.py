@@ -162,5 +162,5 @@ def test_a_buffer_that_the_network_replaces_moves_in_a_traced_step(monkeypatch: 
 
 def test_an_unknown_precision_is_refused():
     bnn, _, _ = CASES[0].make()
-    with pytest.raises(varlap.errors.ConfigError, match="precision='fp16': choose 'fp32' or 'bf16'"):
-        varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), precision="fp16")  # type: ignore[arg-type]
+    with pytest.raises(varlap.errors.ConfigError, match="precision='fp8': choose 'fp32', 'bf16' or 'fp16'"):
+        varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), precision="fp8")  # type: ignore[arg-type]

@@ -36,6 +36,8 @@ class Context:
     streams: Streams
     beta: float
     with_gradients: bool
+    scale: float = 1.0
+    """what gradients are multiplied with on their way through the network, and divided by at its end"""
 
     def tensors(self) -> Gradients:
         """Return what the data term's gradient must reach: Bayesian means, point estimates, inputs that ask for it."""
@@ -104,6 +106,8 @@ class Objective(ABC):
         self.last_step = 0
         self.compiled: bool | Literal["auto"] = "auto"
         """whether calls are compiled: "auto" does on CUDA, once some have been of the same kind"""
+        self.gradient_scale = 1.0
+        """keeps half-precision gradients from underflow; it does not change what they are"""
         self._automatic: Automatic | None = None
 
     @final
@@ -133,7 +137,7 @@ class Objective(ABC):
         at = self.num_calls if step is None else step
         batch = checked_batch(x, y, weights, num_data=self.num_data, step=at)
         streams = Streams(self.seed, at, micro_batch, current_rank())
-        context = Context(bnn, batch, streams, self.beta_at(at), with_grad)
+        context = Context(bnn, batch, streams, self.beta_at(at), with_grad, self.gradient_scale)
         self.inspect(context)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
@@ -219,6 +223,8 @@ class Objective(ABC):
     def _compiled_evaluation(self, context: Context) -> Evaluation | None:
         if not self.compiled or (self.compiled == "auto" and context.bnn.device.type != "cuda"):
             return None
+        if context.scale != 1:  # it changes from step to step
+            return None
         if self._automatic is None:
             from varlap.objectives.automatic import CALLS_BEFORE_COMPILING, Automatic  # it is made of what is here
 
@@ -236,7 +242,11 @@ def gradients_of(
     outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context, *, retain_graph: bool = False
 ) -> Gradients:
     """Pull cotangents back to all of `Context.tensors()`; what nothing depends on gets zeros."""
-    return gradients(outputs, context.tensors(), cotangents, retain_graph=retain_graph)
+    if context.scale == 1:
+        return gradients(outputs, context.tensors(), cotangents, retain_graph=retain_graph)
+    scaled = [context.scale * cotangent for cotangent in cotangents]
+    found = gradients(outputs, context.tensors(), scaled, retain_graph=retain_graph)
+    return {name: gradient / context.scale for name, gradient in found.items()}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ class Terms:
 
     The loss holds its gradients until it is freed: keep numbers (`terms.elbo.item()`), not terms, in a history.
     A gradient scaler scales them after they were computed, so it does not save half-precision gradients from
-    underflow: use bfloat16 instead of float16.
+    underflow: use bfloat16, or set `objective.gradient_scale`, as `fit(precision="fp16")` does.
 
     >>> terms = Terms(torch.tensor(-1.0), torch.tensor(0.5), torch.tensor(2.0), beta=0.1, loss=torch.tensor(1.7))
     >>> terms.elbo

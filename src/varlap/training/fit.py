@@ -23,6 +23,7 @@ from varlap.objectives.terms import combine
 from varlap.posterior import BNN
 from varlap.streams import Streams
 from varlap.training.distributed import World, join_world
+from varlap.training.model_file import describe
 from varlap.training.progress import Progress, choose_progress
 from varlap.training.records import LoggerLike
 from varlap.training.run_folder import Resume, RunFolder, newest, spec_of
@@ -153,7 +154,7 @@ class _Loop:
             world=world,
             on_nonfinite=settings.on_nonfinite,
         )
-        self._state = RunState(sums=_zero_sums(bnn.device))
+        self._state = RunState(sums=_zero_sums(bnn.device), gradient_scale=self._step.gradient_scale)
         self._history = History(settings)
         self._total = settings.epochs * source.steps_per_epoch
 
@@ -162,10 +163,12 @@ class _Loop:
         checkpoint = newest(out)
         if self._folder is not None:
             step = -1 if checkpoint is None else checkpoint.documents["state"]["step"]
+            self._folder.set_damaged_aside()
             self._folder.records.truncate_after(step)
             self._history.epochs = self._folder.records.rows()
         if checkpoint is not None:
             self._state = from_checkpoint(checkpoint, self._bnn, self._optimizer, self._objective)
+            self._step.gradient_scale = self._state.gradient_scale
             log.info("carrying on from step %d", self._state.step)
 
     def run(self) -> History:
@@ -272,7 +275,8 @@ class _Loop:
             return
         tensors, document = to_tensors(self._bnn, self._optimizer, self._objective, self._state)
         try:
-            self._folder.save(self._state.step, tensors, document, self._settings.num_checkpoints)
+            documents = {"state": document, "model": describe(self._bnn)}
+            self._folder.save(self._state.step, tensors, documents, self._settings.num_checkpoints)
         except CheckpointError as error:
             if last:
                 raise

@@ -1,7 +1,6 @@
 """The folder of a run: its spec, its metrics and its checkpoints, and whose it is."""
 
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -25,10 +24,15 @@ from varlap.training.checkpoint import (
 from varlap.training.records import Records
 from varlap.training.settings import FitSettings
 
+try:
+    import fcntl
+except ImportError:  # there is none on Windows
+    fcntl = None
+
 log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
-NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled"}
+NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "compiled"}
 
 
@@ -78,12 +82,18 @@ class RunFolder:
             _write_text(self._spec_path, json.dumps(spec, indent=1) + "\n")
         self.records = Records(path / "metrics.jsonl")
 
-    def save(self, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int) -> None:
+    def set_damaged_aside(self) -> None:
+        """Rename checkpoints that are newer than the newest whole one: their steps will be written again."""
+        found = _find(self.path)
+        for path in self._checkpoints.glob("step-*") if found is not None else ():
+            if path.name > found[0].name:
+                path.rename(path.with_name(f"damaged-{path.name}-{os.getpid()}"))
+
+    def save(self, step: int, tensors: dict[str, dict[str, Tensor]], documents: dict[str, Any], keep: int) -> None:
         """Write a checkpoint and delete those that are too many."""
-        self._checkpoints.mkdir(exist_ok=True)
         path = checkpoint_path(self._checkpoints, step)
         if not path.exists():
-            write_checkpoint(path, tensors, {"state": state})
+            write_checkpoint(path, tensors, documents)
         prune(self._checkpoints, keep)
 
     def close(self) -> None:
@@ -111,9 +121,19 @@ class RunFolder:
 
 def newest(path: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a run; any rank may read it."""
+    found = _find(path)
+    return None if found is None else found[1]
+
+
+def _find(path: Path) -> tuple[Path, Checkpoint] | None:
     checkpoints = path / "checkpoints"
     found = newest_checkpoint(checkpoints) if checkpoints.exists() else None
-    return None if found is None else found[1]
+    damaged = sorted(checkpoints.glob("step-*")) if found is None else []
+    if damaged:
+        raise CheckpointError(
+            f"{path} holds a run, but none of its {len(damaged)} checkpoints can be read; start anew in another folder"
+        )
+    return found
 
 
 def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
@@ -137,6 +157,8 @@ def _plain(value: Any) -> Any:
 
 def _locked(path: Path) -> Any:
     lock = (path / ".lock").open("w")
+    if fcntl is None:
+        return lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -41,7 +41,8 @@ class FitSettings:
     clip_norm: float | None = None
     """the largest norm that all gradients may have together; larger ones are scaled down"""
     precision: Precision = "fp32"
-    """"bf16" computes the network in bfloat16; weights and their updates stay in single precision"""
+    """"bf16" computes the network in bfloat16, "fp16" in half precision, for devices without it; weights and their
+    updates stay in single precision"""
     compiled: bool | Literal["auto"] = "auto"
     """whether to compile the step; "auto" does on CUDA"""
     patience: int | None = None
@@ -74,7 +75,7 @@ class FitSettings:
             raise ConfigError(f"fit(warmup_epochs={self.warmup_epochs}) must be between 0 and epochs={self.epochs}")
         choices = {
             "schedule": ("constant", "cosine", "milestones"),
-            "precision": ("fp32", "bf16"),
+            "precision": ("fp32", "bf16", "fp16"),
             "keep": ("last", "best"),
             "on_nonfinite": ("raise", "skip"),
         }

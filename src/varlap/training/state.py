@@ -10,6 +10,7 @@ from varlap.errors import CheckpointError
 from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training.checkpoint import Checkpoint
+from varlap.training.step import GradientScale
 
 SUMS = ("elbo", "log_likelihood", "curvature", "kl", "items", "skipped")
 
@@ -29,6 +30,8 @@ class RunState:
     """the weights that had it"""
     stopped: bool = False
     """whether the training ended early"""
+    gradient_scale: GradientScale = field(default_factory=lambda: GradientScale(1.0))
+    """of half precision"""
 
 
 def to_tensors(
@@ -59,6 +62,7 @@ def to_tensors(
         "best_nll": state.best_nll,
         "epochs_since_best": state.epochs_since_best,
         "stopped": state.stopped,
+        "gradient_scale": [state.gradient_scale.value, state.gradient_scale.num_sound],
         "num_calls": objective.num_calls,
         "last_step": objective.last_step,
         "optimizer": scalars,
@@ -92,6 +96,7 @@ def from_checkpoint(
             document["epochs_since_best"],
             {name: tensor.to(bnn.device) for name, tensor in tensors["best"].items()},
             document["stopped"],
+            GradientScale(*document["gradient_scale"]),
         )
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,9 +22,11 @@ from varlap.training.distributed import World
 
 log = logging.getLogger(__name__)
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 STEPS_BETWEEN_LOOKS = 100
 MAX_GRAPHS = 8
+LARGEST_SCALE = 2.0**16
+STEPS_BEFORE_GROWTH = 1000
 
 
 class TrainingStep:
@@ -41,7 +44,9 @@ class TrainingStep:
         bnn: the network with its posterior.
         objective: MAP, VI, VL or VLHessian.
         optimizer: any optimizer of torch over `bnn.parameter_groups(...)`; on CUDA it must be capturable.
-        precision: "bf16" computes the network in bfloat16; means, log σ and their updates stay as they are.
+        precision: "bf16" computes the network in bfloat16; means, log σ and their updates stay as they are. "fp16" is
+            for devices without bfloat16: gradients are scaled on their way so that they do not underflow, a step that
+            overflows is taken again with half the scale, and nothing is compiled.
         compiled: "auto" compiles on CUDA.
         accumulate: compute a batch in so many parts, one after the other; each draws labels and squares gradients of
             its own.
@@ -71,7 +76,8 @@ class TrainingStep:
         self._skips = on_nonfinite == "skip"
         self.bnn, self.objective, self.optimizer = bnn, objective, optimizer
         self._around = _autocast(bnn.device, precision)
-        wanted = bnn.device.type == "cuda" if compiled == "auto" else compiled
+        wanted = (bnn.device.type == "cuda" if compiled == "auto" else compiled) and precision != "fp16"
+        self.gradient_scale = GradientScale(LARGEST_SCALE if precision == "fp16" else 1.0)
         self._accumulate, self._clip_norm, self._world = accumulate, clip_norm, world
         # With several parts or ranks the update waits for all of them, so only the evaluations are compiled.
         self._compiled = wanted and accumulate == 1 and world is None
@@ -96,13 +102,18 @@ class TrainingStep:
                     values = replay(self._context(Batch(x, y, weights, 0, trusted=True), number))
                     self._note(number, values[3])
                     return values
-        try:
-            return self._eager(x, y, weights, number)
-        except NonFiniteError as error:
-            if not self._skips:
-                raise
-            log.warning("skipped a step: %s", error)
-            return torch.zeros(4, device=self.bnn.device)
+        while True:
+            try:
+                values = self._eager(x, y, weights, number)
+                self.gradient_scale.grow()
+                return values
+            except NonFiniteError as error:  # nothing was changed, so the step can be taken again
+                if self.gradient_scale.shrink():
+                    continue
+                if not self._skips:
+                    raise
+                log.warning("skipped a step: %s", error)
+                return torch.zeros(4, device=self.bnn.device)
 
     def check(self) -> None:
         """Raise if a compiled step since the last look was not sound; waits for the device."""
@@ -160,6 +171,7 @@ class TrainingStep:
         for index, items in enumerate(chosen):
             part = (x, y, weights) if len(chosen) == 1 else tree.take((x, y, weights), items)
             eagerly = self.objective.eagerly() if self._evaluates_eagerly else contextlib.nullcontext()
+            self.objective.gradient_scale = self.gradient_scale.value
             with self._around(), eagerly:
                 terms = self.objective(self.bnn, *part[:2], step=number, micro_batch=index, weights=part[2])
             share = len(items) / num_items if len(chosen) > 1 else 1.0
@@ -240,6 +252,33 @@ class TrainingStep:
             self.check()
 
 
+@dataclass
+class GradientScale:
+    """A scale that keeps half-precision gradients in range: halved where they overflow, doubled after many steps.
+
+    >>> scale = GradientScale(4.0)
+    >>> scale.shrink(), scale.value
+    (True, 2.0)
+    """
+
+    value: float
+    num_sound: int = 0
+
+    def shrink(self) -> bool:
+        """Halve it after an overflow; return False where it is 1 and cannot be the cause."""
+        self.num_sound = 0
+        if self.value == 1:
+            return False
+        self.value /= 2
+        return True
+
+    def grow(self) -> None:
+        """Count a sound step, and double it after enough of them."""
+        self.num_sound += 1
+        if self.value > 1 and self.num_sound >= STEPS_BEFORE_GROWTH:
+            self.value, self.num_sound = min(2 * self.value, LARGEST_SCALE), 0
+
+
 @contextlib.contextmanager
 def _restored_on_error(bnn: BNN, objective: Objective, always: bool) -> Iterator[None]:
     """Put buffers and memories back if a later part fails; a single evaluation does so by itself."""
@@ -278,8 +317,8 @@ def _make_capturable(optimizer: torch.optim.Optimizer, bnn: BNN, gradients: dict
 
 
 def _autocast(device: torch.device, precision: Precision) -> Around:
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"precision={precision!r}: choose 'fp32' or 'bf16'")
-    if precision == "fp32":
-        return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, torch.bfloat16)
+    dtypes = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision not in dtypes:
+        raise ConfigError(f"precision={precision!r}: choose 'fp32', 'bf16' or 'fp16'")
+    dtype = dtypes[precision]
+    return contextlib.nullcontext if dtype is None else lambda: torch.autocast(device.type, dtype)
