@@ -85,7 +85,9 @@ class RunFolder:
     def set_damaged_aside(self) -> None:
         """Rename checkpoints that are newer than the newest whole one: their steps will be written again."""
         found = _find(self.path)
-        for path in self._checkpoints.glob("step-*") if found is not None else ():
+        if found is None:
+            return
+        for path in self._checkpoints.glob("step-*"):
             if path.name > found[0].name:
                 path.rename(path.with_name(f"damaged-{path.name}-{os.getpid()}"))
 
