@@ -620,7 +620,8 @@ def test_all_exceptions_derive_from_one_and_from_what_python_would_raise():
             assert issubclass(kind, errors.VarlapWarning), name
         else:
             assert issubclass(kind, VarlapError), name
-            assert len(kind.__bases__) == 2, name
+            # What stops a training on request is no error of Python's.
+            assert len(kind.__bases__) == (1 if name == "Interrupted" else 2), name
         assert kind.__doc__, name
 
 

@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from varlap.errors import ConfigError
-from varlap.training import progress as progress_module
-from varlap.training.progress import Bars, Lines, Progress, Silent, choose_progress
+from varlap.training import bars as bars_module
+from varlap.training.bars import Bars
+from varlap.training.progress import Lines, Progress, Silent, choose_progress
 
 NUM_EPOCHS, STEPS = 20, 391
 VALUES = {"elbo": -0.412, "nll": 0.398, "accuracy": 0.881}
@@ -211,13 +212,13 @@ def test_bars_are_drawn_ten_times_a_second_at_most():
     for number in range(STEPS):
         clock.now += 0.013
         bars.step(number, 128, VALUES)
-    assert 1 < len(set(out.times)) <= 1 + STEPS * 0.013 / progress_module.REFRESH_S
+    assert 1 < len(set(out.times)) <= 1 + STEPS * 0.013 / bars_module.REFRESH_S
     gaps = [later - sooner for sooner, later in itertools.pairwise(sorted(set(out.times)))]
-    assert min(gaps) >= progress_module.REFRESH_S - 1e-9
+    assert min(gaps) >= bars_module.REFRESH_S - 1e-9
     for epoch in range(50):  # epochs shorter than a drawing
         clock.now += 0.001
         bars.epoch({"epoch": epoch, **ROW})
-    assert min(b - a for a, b in itertools.pairwise(sorted(set(out.times)))) >= progress_module.REFRESH_S - 1e-9
+    assert min(b - a for a, b in itertools.pairwise(sorted(set(out.times)))) >= bars_module.REFRESH_S - 1e-9
     bars.close()
 
 
@@ -237,7 +238,7 @@ def test_a_slow_terminal_is_written_to_less_often():
         clock.now += 0.002
         bars.step(number, 128, None)
     drawing = (len(out.times) - written) * 0.002
-    assert 0 < drawing < 1.5 * progress_module.DRAWING_SHARE * (clock.now - started)
+    assert 0 < drawing < 1.5 * bars_module.DRAWING_SHARE * (clock.now - started)
     bars.close()
 
 
@@ -247,7 +248,7 @@ def test_a_stalled_terminal_is_tried_again_soon():
     bars._pace.clock = iter([clock.now + 1, clock.now + 60]).__next__  # one drawing that took a minute
     bars.step(0, 128, None)
     bars._pace.clock = clock
-    clock.now += 60 + progress_module.LONGEST_REFRESH_S
+    clock.now += 60 + bars_module.LONGEST_REFRESH_S
     bars.step(1, 128, None)
     assert out.times[-1] == clock.now
     bars.close()
@@ -442,7 +443,8 @@ def test_on_a_real_terminal_the_bars_appear_and_stdout_stays_empty():
     import pty
 
     program = (
-        "from varlap.training.progress import choose_progress, Bars\n"
+        "from varlap.training.bars import Bars\n"
+        "from varlap.training.progress import choose_progress\n"
         "shown = choose_progress('auto')\n"
         "assert isinstance(shown, Bars)\n"
         "shown.start(num_epochs=1, steps_per_epoch=2, first_step=0)\n"

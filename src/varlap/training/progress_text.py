@@ -1,28 +1,7 @@
-"""The words and numbers of a progress display, as long or short as there is room."""
+"""The words and numbers of a progress display."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
-
-from rich.text import Text
-
-
-class Part(NamedTuple):
-    """A text of a bar, and what to say where there is little room."""
-
-    wide: str
-    short: str = ""
-    style: str = ""
-
-
-def fitted(parts: list[Part], room: int) -> Text:
-    """Join as many parts as fit, the first ones first; a part is shown whole or not at all."""
-    for num_parts in range(len(parts), 0, -1):
-        shown = parts[:num_parts]
-        for texts, gap in (([p.wide for p in shown], "  "), ([p.short or p.wide for p in shown], " ")):
-            if len(gap.join(texts)) <= room:
-                styled = [Text(text, style=part.style) for text, part in zip(texts, shown, strict=True)]
-                return Text(gap).join(styled)
-    return Text()
+from typing import TextIO
 
 
 def terms(values: Mapping[str, float]) -> list[str]:
@@ -71,3 +50,8 @@ def duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody may be watching."""
+    return stream is not None and not stream.closed and stream.isatty()
