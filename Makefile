@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint docs bench clean
+.PHONY: demo test test-all lint docs bench reliability clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -29,8 +29,16 @@ lint: .venv/.installed
 docs: .venv/.installed
 	$(BIN)/mkdocs build --strict
 
+# glibc would give memory back to the system after every step, and take it again.
 bench: .venv/.installed
-	$(BIN)/varlap bench step
+	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 $(BIN)/varlap bench step
+
+# The figures of docs/reliability.md; about ten minutes.
+reliability: .venv/.installed
+	$(BIN)/python benchmarks/kills.py --kills 50 --out results/reliability/kills.json
+	$(BIN)/python benchmarks/guard.py --out results/reliability/guard-cpu.json
+	rm -f results/reliability/checkpoints.json
+	VARLAP_FIGURES=results/reliability/checkpoints.json $(BIN)/pytest -q -m '' tests/training/test_checkpoint.py
 
 clean:
 	rm -rf .venv site .pytest_cache .ruff_cache .import_linter_cache
