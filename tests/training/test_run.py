@@ -406,7 +406,7 @@ def test_each_epoch_logs_rates_variances_and_memory_to_every_logger(tmp_path: Pa
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written == history.epochs
     row = history.epochs[-1]
-    assert row["lr_log_sigma"] == pytest.approx(10 * row["lr_means"])
+    assert row["lr_log_sigma"] == pytest.approx(10 * row["lr"])
     assert row["log_sigma_over_s_q05"] <= row["log_sigma_over_s_median"] <= row["log_sigma_over_s_q95"]
     assert 0 <= row["share_at_prior"] <= 1
     assert row["memory_mb"] > 0

@@ -238,7 +238,8 @@ class _Loop:
         items = max(sums["items"], 1.0)
         row |= {name: sums[name] / items for name in ("elbo", "log_likelihood", "curvature", "kl")}
         row["skipped"] = sums["skipped"]
-        row |= {f"lr_{g.get('name', i)}": float(g["lr"]) for i, g in enumerate(self._optimizer.param_groups)}
+        means, log_sigma = self._optimizer.param_groups
+        row |= {"lr": float(means["lr"]), "lr_log_sigma": float(log_sigma["lr"])}
         row |= _variances(self._bnn)
         if self._validation is not None:
             scores = evaluate(self._bnn, self._validation)
