@@ -67,7 +67,7 @@ def test_a_mistake_is_one_line_and_status_2(arguments: list[str], message: str):
 
 def test_another_runs_folder_is_refused(tmp_path: Path):
     _run(*QUICK, "--out", str(tmp_path), "--quiet")
-    assert "it has lr=0.001, not 0.01" in _run(*QUICK, "--lr", "0.01", "--out", str(tmp_path), status=2)
+    assert "it has lr=0.003, not 0.01" in _run(*QUICK, "--lr", "0.01", "--out", str(tmp_path), status=2)
 
 
 def test_growth_times_other_sizes_and_prints_one_object(tmp_path: Path):

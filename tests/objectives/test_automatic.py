@@ -1,5 +1,6 @@
 """The user's own loop takes the compiled path where it is sure to be the same, and gives the same results there."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -77,25 +78,123 @@ def test_gradients_of_two_compiled_calls_add_up(graphs: list[Any]):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda bnn: setattr(bnn.network[3], "p", 0.5),
-        lambda bnn: bnn.eval(),
-        lambda bnn: bnn.network[0].weight.requires_grad_(False),
-        lambda bnn: setattr(bnn.network[0], "weight", nn.Parameter(bnn.network[0].weight.detach() + 1)),
-    ],
-    ids=["dropout", "mode", "frozen", "another tensor"],
-)
-def test_a_change_of_the_network_is_compiled_again(change: Callable[[Any], Any], graphs: list[Any]):
+class Odd(nn.Module):
+    """A network that reads attributes of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.drop, self.last = nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(8)
+        self.factors, self.options, self.function = (1.0, 2.0), {"shift": 0.5}, torch.sin
+        self.constant = torch.ones(3, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(self.act(self.norm(self.first(x * self.factors[0]))))
+        return self.function(self.last(hidden) + self.options["shift"]) * self.factors[1] + self.constant
+
+
+def _prior(bnn: Any) -> None:
+    bnn.prior = varlap.EmpiricalBayesPrior()
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "dropout": lambda bnn: setattr(bnn.network.drop, "p", 0.5),
+    "mode": lambda bnn: bnn.eval(),
+    "frozen": lambda bnn: bnn.network.first.weight.requires_grad_(False),
+    "another tensor": lambda bnn: setattr(
+        bnn.network.first, "weight", nn.Parameter(bnn.network.first.weight.detach() + 1)
+    ),
+    "another module": lambda bnn: setattr(bnn.network, "act", nn.Sigmoid()),
+    "a tuple": lambda bnn: setattr(bnn.network, "factors", (1.0, 3.0)),
+    "a dict": lambda bnn: bnn.network.options.update(shift=1.5),
+    "a function": lambda bnn: setattr(bnn.network, "function", torch.cos),
+    "a plain tensor": lambda bnn: setattr(bnn.network, "constant", torch.arange(3.0).double()),
+    "the prior": _prior,
+    "a patched forward": lambda bnn: setattr(bnn.network.act, "forward", torch.sigmoid),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_the_network_is_noticed(change: Callable[[Any], Any], graphs: list[Any]):
+    torch.manual_seed(0)
+    bnn, objective = varlap.BNN(Odd().double()).train(), varlap.VL(100, curvature=Fisher())
+    objective.compiled = True
+    before = objective(bnn, *_batch(), step=1)
+    assert len(graphs) == 1
+    change(bnn)
+    with bnn.buffers_restored():
+        changed = objective(bnn, *_batch(), step=1)
+    assert changed.elbo != before.elbo or not bnn.network.first.weight.requires_grad
+    with objective.eagerly(), bnn.buffers_restored():
+        torch.testing.assert_close(changed.elbo, objective(bnn, *_batch(), step=1).elbo, rtol=0, atol=1e-10)
+
+
+def test_what_is_no_tensor_in_a_batch_is_noticed(graphs: list[Any]):
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+            return super().forward(x * scale)
+
+    bnn, objective = varlap.BNN(Scaled(4, 3).double()), varlap.VL(100, curvature=Fisher())
+    objective.compiled = True
+    x, y = _batch()
+    for scale in (1.0, 5.0):
+        compiled_terms = objective(bnn, {"x": x, "scale": scale}, y, step=0)
+        with objective.eagerly():
+            eager_terms = objective(bnn, {"x": x, "scale": scale}, y, step=0)
+        torch.testing.assert_close(compiled_terms.elbo, eager_terms.elbo, rtol=0, atol=1e-10)
+    assert len(graphs) == 2
+
+
+def test_a_copied_objective_compiles_for_its_own_network(graphs: list[Any]):
     bnn, objective = varlap.BNN(_network()), varlap.VL(100, curvature=Fisher())
     objective.compiled = True
     objective(bnn, *_batch(), step=0)
-    change(bnn)
-    changed = objective(bnn, *_batch(), step=1)
-    assert len(graphs) == 2
-    with objective.eagerly(), bnn.buffers_restored():
-        torch.testing.assert_close(changed.elbo, objective(bnn, *_batch(), step=1).elbo, rtol=0, atol=1e-10)
+    copied_bnn, copied = copy.deepcopy((bnn, objective))
+    with torch.no_grad():
+        copied_bnn.network[0].weight.add_(1)
+    terms = copied(copied_bnn, *_batch(), step=0)
+    with copied.eagerly(), copied_bnn.buffers_restored():
+        torch.testing.assert_close(terms.elbo, copied(copied_bnn, *_batch(), step=0).elbo, rtol=0, atol=1e-10)
+
+
+def test_targets_are_checked_in_compiled_calls_too(graphs: list[Any]):
+    bnn, objective = varlap.BNN(_network()), varlap.VL(100, curvature=Fisher())
+    objective.compiled = True
+    x, y = _batch()
+    objective(bnn, x, y)
+    y[3] = 9
+    with pytest.raises(varlap.errors.BatchError, match="label 9 is out of range"):
+        objective(bnn, x, y)
+    assert len(graphs) == 1
+
+
+def test_nothing_is_compiled_before_there_is_something_to_remember(graphs: list[Any]):
+    bnn, objective = varlap.BNN(_network()), varlap.VL(100, curvature=Fisher(memory=0.5))
+    objective.compiled = True
+    objective(bnn, *_batch(), step=0)
+    assert not graphs
+    objective(bnn, *_batch(), step=1)
+    assert len(graphs) == 1
+
+
+def test_a_change_of_the_objective_or_the_likelihood_is_compiled_again(graphs: list[Any]):
+    class Tempered(varlap.Categorical):
+        temperature = 1.0
+
+        def log_prob(self, outputs: Any, targets: Any) -> torch.Tensor:
+            return super().log_prob(outputs / self.temperature, targets)
+
+    bnn, objective = varlap.BNN(_network(), Tempered()), varlap.VL(100, curvature=Fisher())
+    objective.compiled = True
+    objective(bnn, *_batch(), step=0)
+    for holder, name, value in ((objective, "num_data", 50), (bnn.likelihood, "temperature", 3.0)):
+        setattr(holder, name, value)
+        changed = objective(bnn, *_batch(), step=1)
+        with objective.eagerly():
+            torch.testing.assert_close(changed.elbo, objective(bnn, *_batch(), step=1).elbo, rtol=0, atol=1e-10)
+    objective.beta, objective.seed = 0.3, 7
+    objective(bnn, *_batch(), step=2)
+    assert len(graphs) == 3
 
 
 def test_a_network_with_hooks_stays_eager(graphs: list[Any]):

@@ -1030,6 +1030,14 @@ def test_what_is_no_model_or_no_network_is_refused(tmp_path):
         save(varlap.BNN(linear()), tmp_path / "run")
 
 
+def test_a_saved_model_is_replaced_by_the_next_one(tmp_path):
+    one, two = varlap.BNN(linear()), varlap.BNN(linear())
+    for bnn in (one, two):
+        save(bnn, tmp_path / "model")
+    assert_same_bits(load(tmp_path / "model", linear()).state_dict(), two.state_dict())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -144,7 +144,6 @@ def _fit_until(folder: Path, out: str, steps: int | None) -> None:
         varlap.fit(bnn, varlap.VL(41, 0.1), _data(), epochs=4, batch_size=9, out=out, loggers=loggers, progress="none")
     except Enough:
         return
-    torch.save(bnn.state_dict(), folder / "end.pt")
 
 
 def _fit_all(folder: Path, out: str) -> None:
@@ -161,30 +160,94 @@ def test_a_checkpoint_of_one_process_is_carried_on_by_two_ranks(tmp_path: Path):
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def _stop_early(folder: Path, out: str) -> None:
+def _unchanged(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x
+
+
+def _stop_early(folder: Path, out: str, ranks_to_signal: int) -> None:
     bnn = _network()
     settings = {"epochs": 4, "batch_size": 9, "out": out, "progress": "none"}
     stop_at = 7
 
     def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        stop_here.append(1)
-        if len(stop_here) == stop_at:
+        stop_here.extend([1] * (len(x) > 1))
+        if len(stop_here) == stop_at and dist.get_rank() < ranks_to_signal:
             os.kill(os.getpid(), 15)
         return x
 
     stop_here: list[int] = []
-    with pytest.raises(varlap.errors.Interrupted, match="step 7"):
-        varlap.fit(bnn, varlap.VL(41, 0.1), _data(), augment=augment if dist.get_rank() == 0 else None, **settings)
+    augment.__qualname__ = _unchanged.__qualname__
+    with pytest.raises(varlap.errors.Interrupted, match=r"SIGTERM .* step 7"):
+        varlap.fit(bnn, varlap.VL(41, 0.1), _data(), augment=augment, **settings)
 
 
-def test_a_signal_to_one_rank_stops_both_and_one_process_carries_on(tmp_path: Path):
-    _ranks(_stop_early, tmp_path, str(tmp_path / "run"))
+@pytest.mark.parametrize("ranks_to_signal", [1, 2])
+def test_a_signal_stops_both_ranks_and_one_process_carries_on(tmp_path: Path, ranks_to_signal: int):
+    _ranks(_stop_early, tmp_path, str(tmp_path / "run"), ranks_to_signal)
     bnn = _network()
     history = varlap.fit(
-        bnn, varlap.VL(41, 0.1), _data(), epochs=4, batch_size=9, out=tmp_path / "run", progress="none"
+        bnn,
+        varlap.VL(41, 0.1),
+        _data(),
+        augment=_unchanged,
+        epochs=4,
+        batch_size=9,
+        out=tmp_path / "run",
+        progress="none",
     )
     assert [row["epoch"] for row in history.epochs] == [0, 1, 2, 3]
     assert history.epochs[-1]["step"] == 20
+
+
+def _fail_differently(folder: Path) -> None:
+    x, y = _data(12)
+    bnn = _network()
+    world = join_world(bnn)
+    assert world is not None
+    step = varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), world=world)
+    wrong = y.clone()
+    wrong[0] = 7  # on the first rank
+    kind, message = (
+        (varlap.errors.VarlapError, "another rank failed")
+        if world.rank
+        else (
+            varlap.errors.BatchError,
+            "label 7 is out of range",
+        )
+    )
+    with pytest.raises(kind, match=message):
+        step(x[world.share], wrong[world.share], number=0)
+    step(x[world.share], y[world.share], number=0)
+    _check_equal(bnn)
+    with pytest.raises(
+        varlap.errors.ConfigError,
+        match="is not empty and holds no run" if world.rank == 0 else "the first rank was refused",
+    ):
+        varlap.fit(bnn, varlap.VL(41, 0.1), _data(), epochs=1, out=folder, progress="none", batch_size=9)
+
+
+def test_any_failure_of_one_rank_is_a_failure_of_all(tmp_path: Path):
+    (tmp_path / "other").write_text("")
+    _ranks(_fail_differently, tmp_path)
+
+
+def _share_unevenly(folder: Path) -> None:
+    data_set = torch.utils.data.TensorDataset(*_data(9))
+    torch.manual_seed(0)
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 3)))
+    varlap.fit(bnn, varlap.VL(9, 0.1), data_set, epochs=2, batch_size=4, progress="none")  # the last batch has one
+    _check_equal(bnn)
+    with pytest.raises(varlap.errors.BatchError, match="batch norm cannot estimate the variance"):
+        varlap.fit(_network(), varlap.VL(39, 0.1), _data(39), epochs=1, batch_size=9, progress="none")
+    with pytest.raises(varlap.errors.BatchError, match="batches of 1 items cannot be shared by 2 ranks"):
+        varlap.fit(bnn, varlap.VL(9, 0.1), data_set, epochs=1, batch_size=1, progress="none")
+    loader = torch.utils.data.DataLoader(data_set, batch_size=4, shuffle=True, generator=torch.Generator())
+    with pytest.raises(varlap.errors.ConfigError, match="on every rank in another order"):
+        varlap.fit(bnn, varlap.VL(9, 0.1), loader, epochs=1, progress="none")
+
+
+def test_a_rank_without_items_takes_part_and_what_cannot_be_shared_is_refused(tmp_path: Path):
+    _ranks(_share_unevenly, tmp_path)
 
 
 def _shard(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 import varlap
 from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError
+from varlap.objectives import compiled
 from varlap.training import run_folder
 from varlap.training.run_folder import newest
 
@@ -53,12 +54,13 @@ def _at(step: int, do: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Ten
     calls: list[int] = []
 
     def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        calls.append(0)
         x = _noise(x, generator)
-        if len(calls) == step + 1:
+        calls.extend([0] * (len(x) > 1))  # before the first step, one item is tried
+        if len(x) > 1 and len(calls) == step + 1:
             do(x)
         return x
 
+    augment.__qualname__ = _noise.__qualname__  # to the run's spec it is the same function
     return augment
 
 
@@ -121,7 +123,7 @@ def test_any_optimizer_is_carried_on(tmp_path: Path, optimizer: str):
     assert _same_bits(alone, carried_on)
 
 
-def test_a_data_set_with_its_own_randomness_is_carried_on(tmp_path: Path):
+def test_a_data_set_is_carried_on(tmp_path: Path):
     x, y = _data()
     train = torch.utils.data.TensorDataset(x, y)
     alone, carried_on = _bnn(), _bnn()
@@ -186,6 +188,148 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path):
         _fit(_bnn(), objective=varlap.VL(37, 0.3), out=tmp_path)
     with pytest.raises(ConfigError, match="holds a run already"):
         _fit(_bnn(), out=tmp_path, resume="never")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"augment": None}, "it has augment='_noise', not None"),
+        ({"validation": _data(20)}, "it has validation=False, not True"),
+        ({"objective": varlap.VL(37, 0.1, fisher_decay=0.5, variances="closed-form", beta_warmup_steps=0)}, "decay of"),
+        ({"label": {"data": "other"}}, "it has data=None, not 'other'"),
+    ],
+    ids=["augment", "validation", "decay", "label"],
+)
+def test_whatever_decides_what_a_run_computes_tells_it_from_others(tmp_path: Path, change: Any, message: str):
+    _fit(_bnn(), out=tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        _fit(_bnn(), out=tmp_path, **change)
+
+
+def test_other_data_or_another_network_of_the_same_size_are_another_run(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path)
+    x, y = _data()
+    with pytest.raises(ConfigError, match="it has fingerprint="):
+        varlap.fit(_bnn(), _objective(), (x, y.flip(0)), augment=_noise, out=tmp_path, **SETTINGS)
+    other = _bnn()
+    other.network[2] = nn.Tanh()
+    with pytest.raises(ConfigError, match="network"):
+        _fit(other, out=tmp_path)
+
+
+def test_own_priors_and_curvatures_are_carried_on(tmp_path: Path):
+    class Tight:
+        centre, learnt = "zero", False
+
+        def scale(self, weight: Any) -> float:
+            return 0.3
+
+    def bnn() -> varlap.BNN:
+        return varlap.BNN(_bnn().network, prior=Tight())
+
+    alone, carried_on = bnn(), bnn()
+    _fit(alone)
+    with pytest.raises(Stopped):
+        _fit(bnn(), _at(8, _stop), out=tmp_path, save_every=1)
+    _fit(carried_on, out=tmp_path, save_every=1)
+    assert _same_bits(alone, carried_on)
+
+
+def test_a_refused_folder_is_not_locked(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path)
+    with pytest.raises(ConfigError) as refusal:
+        _fit(_bnn(), out=tmp_path, lr=2e-2)
+    assert refusal  # and kept alive
+    _fit(_bnn(), out=tmp_path)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_a_nan_in_a_later_part_of_the_first_step_is_named(on_nonfinite: str):
+    def poison(x: torch.Tensor) -> None:
+        x[-1, 0] = float("nan")
+
+    if on_nonfinite == "skip":
+        assert _fit(_bnn(), _at(0, poison), accumulate=2, on_nonfinite="skip").epochs[0]["skipped"] == 1
+    else:
+        with pytest.raises(NonFiniteError, match="step 0: x holds NaN"):
+            _fit(_bnn(), _at(0, poison), accumulate=2)
+
+
+def test_a_compiled_step_that_is_not_sound_is_never_in_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, _: graph)
+
+    def poison(x: torch.Tensor) -> None:
+        x[0, 0] = float("nan")
+
+    with pytest.raises(NonFiniteError, match="step 7"):
+        _fit(_bnn(), _at(7, poison), out=tmp_path, save_every=1, compiled=True)
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.documents["state"]["step"] == 7
+    assert all(tensor.isfinite().all() for tensor in checkpoint.tensors["model"].values())
+
+
+def test_an_exhausted_loader_is_named():
+    class Once:
+        def __init__(self) -> None:
+            self.passes = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            self.passes += 1
+            x, y = _data(32)
+            return iter([] if self.passes > 3 else list(zip(x.split(8), y.split(8), strict=True)))
+
+    with pytest.raises(varlap.errors.BatchError, match=r"epoch \d had 0 batches, not 4"):
+        varlap.fit(_bnn(), _objective(), Once(), epochs=9, progress="none")
+
+
+def test_a_nan_batch_does_not_spoil_the_scale_of_half_precision():
+    bnn = _bnn()
+    step = varlap.TrainingStep(bnn, _objective(), varlap.adam(bnn), precision="fp16", on_nonfinite="skip")
+    x, y = _data(10)
+    step(x, y, number=0)
+    scale = step.gradient_scale.value
+    step(x * float("nan"), y, number=1)
+    assert step.gradient_scale.value == scale
+    assert step.objective.gradient_scale == 1
+
+
+def test_a_logger_that_fails_does_not_end_the_training(caplog: pytest.LogCaptureFixture):
+    class Down:
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            raise RuntimeError("server down")
+
+    assert len(_fit(_bnn(), loggers=[Down()]).epochs) == 4
+    assert "Down failed, the training goes on: server down" in caplog.text
+
+
+def test_a_nan_in_the_validation_data_is_said_to_be_there():
+    x, y = _data(20)
+    x[3, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="after epoch 0, in the validation data"):
+        _fit(_bnn(), validation=(x, y))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": "0.1"},
+        {"milestones": 0.5},
+        {"optimizer": "sgd"},
+        {"optimizer": "SparseAdam"},
+        {"compiled": "yes"},
+        {"seed": 1.5},
+        {"progress": False},
+        {"loggers": [print]},
+    ],
+    ids=repr,
+)
+def test_misuse_gets_our_message(change: Any):
+    with pytest.raises(ConfigError, match="fit"):
+        _fit(_bnn(), **change)
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path):
@@ -261,7 +405,7 @@ def test_a_full_disk_does_not_end_the_training_but_is_told_at_its_end(
 
 
 def test_a_last_batch_of_one_item_is_refused_for_batch_norm_before_training():
-    with pytest.raises(varlap.errors.BatchError, match=r"the last batch of an epoch has one item.*batch_size=37"):
+    with pytest.raises(varlap.errors.BatchError, match=r"the last batch of an epoch has 1 item, .*batch_size=37"):
         _fit(_bnn(), batch_size=36)
 
 

@@ -33,7 +33,7 @@ def _uncompiled(graph: Any, _inputs: Any) -> Any:
     return graph
 
 
-def _train(case: Case, objective: Any, *, compile_it: bool, steps: int = 2) -> tuple[list[torch.Tensor], bool]:
+def _train(case: Case, objective: Any, *, compile_it: bool, steps: int = 3) -> tuple[list[torch.Tensor], bool]:
     bnn, x, y = case.make()
     step = varlap.TrainingStep(bnn, objective, varlap.adam(bnn, 1e-2), compiled=compile_it)
     values = [step(x, y, number=number).clone() for number in range(steps)]

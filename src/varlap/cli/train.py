@@ -1,6 +1,7 @@
 """`varlap train`: train a network on a data set, and carry the run on by the same command."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from enum import StrEnum
@@ -56,15 +57,17 @@ def train(
     data: Annotated[str, typer.Argument(help="digits, fashion_mnist, mnist, cifar10, cifar100, svhn")],
     method: Annotated[Method, typer.Option(help="how to train")] = Method.vl,
     beta: Annotated[float, typer.Option(help="tempering of the KL: 1 is Bayes")] = 0.01,
-    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images")] = 20,
-    lr: Annotated[float, typer.Option(help="learning rate of the means")] = 1e-3,
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images")] = 40,
+    lr: Annotated[float | None, typer.Option(help="of the means; 1e-3 for PreactResNet-18, else 3e-3")] = None,
     batch_size: Annotated[int, typer.Option(help="images a step")] = 128,
     seed: Annotated[int, typer.Option(help="of weights, batches and drawn labels")] = 0,
     model: Annotated[Model, typer.Option(help="auto: a small convnet for digits, else PreactResNet-18")] = Model.auto,
     augment: Annotated[bool, typer.Option(help="random crops and flips")] = False,
     validation: Annotated[float, typer.Option(min=0, max=0.9, help="part of the training images to hold out")] = 0.0,
-    patience: Annotated[int | None, typer.Option(help="stop after so many epochs without a better one")] = None,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+    patience: Annotated[
+        int | None, typer.Option(help="stop after so many epochs without a better validation NLL; keep the best")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     save_every: Annotated[int | None, typer.Option(help="steps between checkpoints, besides one each epoch")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder; the same command again carries it on")] = None,
@@ -75,12 +78,16 @@ def train(
 
     Example: varlap train digits --method vl --beta 0.01 --epochs 20 --out runs/digits
     """
+    _log_to_stderr(quiet or as_json)
     with user_mistakes():
         chosen = _device(device)
         images = load(data)
+        model = _chosen(model, images)
         torch.manual_seed(seed)
         bnn = BNN(_network(model, images).to(chosen))
-        training, held_out, test = _parts(images, validation, seed)
+        normalise = Normaliser.of(images.train_images)
+        training, held_out, test = _parts(images, normalise, validation, seed)
+        label = {"data": data, "method": method.value, "model": model.value, "validation": validation}
         objective = OBJECTIVES[method](len(training[1]), beta=beta, seed=seed)
         try:
             history = fit(
@@ -90,13 +97,15 @@ def train(
                 validation=held_out,
                 augment=crop_and_flip if augment else None,
                 out=out,
+                label=label,
                 progress="none" if quiet or as_json else "auto",
                 epochs=epochs,
                 batch_size=batch_size,
-                lr=lr,
+                lr=lr or (1e-3 if model is Model.preact_resnet_18 else 3e-3),
                 seed=seed,
                 precision=precision,
                 patience=patience,
+                keep="last" if patience is None else "best",
                 save_every=save_every,
             )
         except Interrupted as stop:
@@ -105,8 +114,8 @@ def train(
         if method is Method.laplace:
             laplace(bnn, training, beta=beta)
         scores = evaluate(bnn, test)
-    result = {"data": data, "method": method.value, "beta": beta, "epochs": len(history.epochs), "seed": seed}
-    result |= {"test": scores}
+    result = label | {"beta": beta, "epochs": len(history.epochs), "seed": seed, "test": scores}
+    result["normaliser"] = {"mean": normalise.mean, "std": normalise.std}  # varlap.data.Normaliser(**it)(images)
     if current_rank():
         return
     if out is not None:
@@ -122,17 +131,31 @@ def train(
 
 def _device(wanted: str | None) -> torch.device:
     """Choose the device; under torchrun each rank has its own GPU."""
-    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {wanted} cannot be used here; try cpu ({str(error).splitlines()[0]})") from error
     return device
+
+
+def _log_to_stderr(quiet: bool) -> None:
+    """Let people hear of warnings, and of a run that is carried on."""
+    logging.basicConfig(format="varlap: %(message)s")
+    logging.getLogger("varlap.training.fit").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _chosen(model: Model, images: ArrayData) -> Model:
+    if model is not Model.auto:
+        return model
+    return Model.convnet if images.image_shape[1] < 28 else Model.preact_resnet_18
 
 
 def _network(model: Model, images: ArrayData) -> nn.Module:
     channels, height, width = images.image_shape
-    if model is Model.auto:
-        model = Model.convnet if height < 28 else Model.preact_resnet_18
     if model is Model.mlp:
         return nn.Sequential(nn.Flatten(), mlp(channels * height * width, images.num_classes, hidden=(100, 100)))
     if model is Model.convnet:
@@ -140,9 +163,8 @@ def _network(model: Model, images: ArrayData) -> nn.Module:
     return preact_resnet18(images.num_classes, channels)
 
 
-def _parts(images: ArrayData, validation: float, seed: int) -> tuple[Any, Any, Any]:
+def _parts(images: ArrayData, normalise: Normaliser, validation: float, seed: int) -> tuple[Any, Any, Any]:
     """Normalise, and hold a part of the training images out."""
-    normalise = Normaliser.of(images.train_images)
     x, y = normalise(images.train_images), images.train_labels
     test = normalise(images.test_images), images.test_labels
     num_held_out = round(validation * len(y))

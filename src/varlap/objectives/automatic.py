@@ -3,14 +3,16 @@
 import collections
 import logging
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from varlap import tree
+from varlap.curvature.protocol import check_targets
 from varlap.objectives.compiled import Compiled
 from varlap.objectives.objective import Context, Evaluation, Objective
-from varlap.objectives.situation import has_hooks, shape_of, situation
+from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 
 log = logging.getLogger(__name__)
 
@@ -27,26 +29,27 @@ class Automatic:
 
     def __init__(self, calls_before: int = CALLS_BEFORE_COMPILING) -> None:
         self.calls_before = calls_before
-        self._calls: collections.Counter[Hashable] = collections.Counter()
-        self._graphs: dict[Hashable, Compiled] = {}
+        self._calls: collections.Counter[int] = collections.Counter()
+        self._graphs: dict[Hashable, tuple[Compiled, Any, list[Any]]] = {}
         self._off = False
 
     def evaluation(self, objective: Objective, context: Context) -> Evaluation | None:
         """Evaluate by a compiled graph, or return None where that is not to be."""
-        if self._off or not _can_repeat(context):
+        if self._off or not _can_repeat(objective, context):
             return None
         batch = context.batch
         key = situation(objective, context.bnn, context.streams.step), shape_of(batch.x, batch.y, batch.weights)
         if key not in self._graphs and not self._compile(key, objective, context):
             return None
-        graph = self._graphs[key]
+        graph, outputs, _ = self._graphs[key]
+        check_targets(context.bnn, outputs, batch.y, batch.size)
         log_likelihood, curvature, kl, sound = graph(context)
         gradients = {name: gradient.clone() for name, gradient in graph.gradients.items()}
         return Evaluation(log_likelihood, curvature, kl, gradients, None, [], sound)
 
     def _compile(self, key: Hashable, objective: Objective, context: Context) -> bool:
-        self._calls[key] += 1
-        if self._calls[key] <= self.calls_before:
+        self._calls[hash(key)] += 1
+        if self._calls[hash(key)] <= self.calls_before:
             if len(self._calls) > self.calls_before + MAX_GRAPHS:  # something changes in every call
                 self._off = True
             return False
@@ -54,7 +57,11 @@ class Automatic:
             return False
         log.info("compiling the evaluation of %s for batches of this shape", type(objective).__name__)
         try:
-            self._graphs[key] = Compiled(objective, context, pool=self._pool())
+            bnn = context.bnn
+            with torch.no_grad(), bnn.evaluating():
+                outputs = bnn.outputs(context.batch.x)  # what targets must fit
+            graph = Compiled(objective, context, pool=self._pool())
+            self._graphs[key] = graph, outputs, kept_alive(objective, bnn)
         except Exception as error:
             log.warning("evaluations stay eager, since they cannot be compiled: %s", str(error).split("\n")[0])
             self._off = True
@@ -64,14 +71,15 @@ class Automatic:
         return True
 
     def _pool(self) -> Tensor | None:
-        return next((graph.pool for graph in self._graphs.values()), None)
+        return next((graph.pool for graph, *_ in self._graphs.values()), None)
 
 
-def _can_repeat(context: Context) -> bool:
+def _can_repeat(objective: Objective, context: Context) -> bool:
     return (
         context.with_gradients
+        and is_ready(objective)
         and not any(tensor.requires_grad for tensor in tree.tensors(context.batch.x))
-        and not has_hooks(context.bnn.network)
+        and not runs_own_code(context.bnn.network)
         and not torch.compiler.is_compiling()
         and not (context.bnn.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
     )

@@ -200,6 +200,10 @@ class Objective(ABC):
         for name, running in self.running_means().items():
             running.load_state_dict(state[name])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy compiles for itself."""
+        return vars(self) | {"_automatic": None}
+
     @abstractmethod
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the expected log-likelihood of the batch, per datum, and its gradients."""

@@ -88,6 +88,9 @@ def write(updates: Updates) -> None:
     """Make new sums the present ones, in place where there are some, since a compiled step reads them there."""
     for running, new in updates:
         old = running.sums
+        if not new:
+            running.sums = {}
+            continue
         if old.keys() != new.keys() or any(
             (old[n].dtype, old[n].device) != (t.dtype, t.device) for n, t in new.items()
         ):

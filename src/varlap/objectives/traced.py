@@ -11,7 +11,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from varlap import tree
 from varlap.objectives.objective import Context, Evaluation, Objective, prepared
-from varlap.objectives.running import zero_sums
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
@@ -56,9 +55,6 @@ def trace(objective: Objective, context: Context, *, around: Around = contextlib
     bnn, batch = context.bnn, context.batch
     draws, sample = _rehearse(objective, context, around)
     weights_and_buffers = dict(bnn.named_parameters()) | dict(bnn.named_buffers())
-    for running, sums in sample.updates:
-        if not running:
-            running.sums = zero_sums(sums)
     remembered = {f"{n}/{key}": t for n, r in objective.running_means().items() for key, t in r.sums.items()}
     state = weights_and_buffers | remembered
     movable = ("network.", "prior_scale.") if bnn.prior.learnt else ("network.",)

@@ -52,9 +52,11 @@ class World:
             dist.broadcast(values, src=0)
             tensor.detach().copy_(values)
 
-    def wait(self) -> None:
-        """Wait until all ranks are here."""
-        dist.barrier()
+    def largest(self, number: float) -> float:
+        """Return the largest of the ranks' numbers."""
+        found = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found.item()
 
 
 def join_world(bnn: BNN) -> World | None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import os
+import shutil
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ MOST_NAMES = 3  # in an error
 
 
 def save(bnn: BNN, path: Path | str) -> None:
-    """Save a model as a folder, which must not exist yet; `load` needs the network's code, but no other setting.
+    """Save a model as a folder; `load` needs the network's code, but no other setting. A model there is replaced.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +36,17 @@ def save(bnn: BNN, path: Path | str) -> None:
     ...     sorted(file.name for file in Path(folder, "model").iterdir())
     ['manifest.json', 'model.json', 'model.safetensors']
     """
-    write_checkpoint(path, {MODEL: bnn.state_dict()}, {MODEL: describe(bnn)})
+    path = Path(path)
+    contents = {MODEL: bnn.state_dict()}, {MODEL: describe(bnn)}
+    replaces = (path / "model.json").is_file() and not (path / "state.json").exists()
+    if not replaces:  # what is no model, or the checkpoint of a run, stays, with an error
+        write_checkpoint(path, *contents)
+        return
+    new, old = (path.with_name(f".{path.name}.{kind}.{os.getpid()}") for kind in ("new", "old"))
+    write_checkpoint(new, *contents)
+    path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old)
 
 
 def load(

@@ -55,8 +55,10 @@ class Records:
         if not self._tail_checked:
             self._mend_tail()
             self._tail_checked = True
-        with self.path.open("ab") as file:  # closed, and with that flushed, after each row
+        with self.path.open("ab") as file:
             file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not outlive the rows before it
 
     def rows(self) -> list[dict[str, Any]]:
         """Read all rows; there are none where there is no file.

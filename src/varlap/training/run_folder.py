@@ -1,9 +1,11 @@
 """The folder of a run: its spec, its metrics and its checkpoints, and whose it is."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +23,7 @@ from varlap.training.checkpoint import (
     prune,
     write_checkpoint,
 )
+from varlap.training.model_file import describe
 from varlap.training.records import Records
 from varlap.training.settings import FitSettings
 
@@ -36,24 +39,31 @@ NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "compiled"}
 
 
-def spec_of(bnn: BNN, objective: Objective, settings: FitSettings, num_items: int) -> dict[str, Any]:
+def spec_of(
+    bnn: BNN,
+    objective: Objective,
+    settings: FitSettings,
+    data: Mapping[str, Any],
+    label: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return all that decides what a run computes, and the versions that it was begun with.
 
     >>> bnn = BNN(torch.nn.Linear(2, 3))
-    >>> spec = spec_of(bnn, varlap.VL(num_data=10), FitSettings(epochs=1), num_items=10)
-    >>> spec["objective"]["beta"], spec["network"]["weight"]
-    (1.0, [3, 2])
+    >>> spec = spec_of(bnn, varlap.VL(num_data=10), FitSettings(epochs=1), data={"num_items": 10})
+    >>> spec["objective"]["beta"], spec["network"]
+    (1.0, 'Linear(in_features=2, out_features=3, bias=True)')
     """
     own = {name: value for name, value in vars(objective).items() if not name.startswith("_")}
     described = {name: _plain(value) for name, value in own.items() if name not in NOT_OF_THE_SPEC}
+    decays = {f"decay of {name}": running.decay for name, running in objective.running_means().items()}
+    model = describe(bnn)
     return {
-        "objective": {"class": type(objective).__name__, **described},
+        "label": dict(label or {}),
+        "objective": {"class": type(objective).__name__, **described, **decays},
         "settings": {name: _plain(value) for name, value in dataclasses.asdict(settings).items()},
-        "network": {name: list(mean.shape) for name, mean in bnn.network.named_parameters()},
-        "bayesian": list(bnn.means()),
-        "likelihood": type(bnn.likelihood).__name__,
-        "prior": repr(bnn.prior),
-        "num_items": num_items,
+        "network": repr(bnn.network),
+        "model": {name: value for name, value in model.items() if name not in ("versions", "varlap", "torch")},
+        "data": dict(data),
         "versions": {"varlap": varlap.__version__, "torch": torch.__version__},
     }
 
@@ -74,22 +84,28 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(f"the run's folder {path} cannot be made: {error}; choose another out") from error
         self._lock = _locked(path)
-        if self._spec_path.exists():
-            self._check_owner(spec, resume)
-        elif any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise ConfigError(f"out={str(path)!r} is not empty and holds no run; choose another folder")
-        else:
-            _write_text(self._spec_path, json.dumps(spec, indent=1) + "\n")
+        try:
+            if self._spec_path.exists():
+                self._check_owner(spec, resume)
+            elif any(not entry.name.startswith(".") for entry in path.iterdir()):
+                raise ConfigError(f"out={str(path)!r} is not empty and holds no run; choose another folder")
+            else:
+                _write_text(self._spec_path, json.dumps(spec, indent=1) + "\n")
+        except BaseException:
+            self._lock.close()
+            raise
         self.records = Records(path / "metrics.jsonl")
 
-    def set_damaged_aside(self) -> None:
-        """Rename checkpoints that are newer than the newest whole one: their steps will be written again."""
+    def newest(self) -> Checkpoint | None:
+        """Return the newest whole checkpoint; newer ones are damaged and set aside: their steps will come again."""
         found = _find(self.path)
         if found is None:
-            return
+            return None
         for path in self._checkpoints.glob("step-*"):
             if path.name > found[0].name:
-                path.rename(path.with_name(f"damaged-{path.name}-{os.getpid()}"))
+                aside = next(n for n in itertools.count() if not (path.parent / f"damaged-{n}-{path.name}").exists())
+                path.rename(path.parent / f"damaged-{aside}-{path.name}")
+        return found[1]
 
     def save(self, step: int, tensors: dict[str, dict[str, Tensor]], documents: dict[str, Any], keep: int) -> None:
         """Write a checkpoint and delete those that are too many."""
@@ -140,21 +156,30 @@ def _find(path: Path) -> tuple[Path, Checkpoint] | None:
 
 def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
     differences = []
-    for part in ("objective", "settings", "network", "bayesian", "likelihood", "prior", "num_items"):
+    for part in ("label", "objective", "settings", "model", "network", "data"):
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
             names = [name for name in (old.keys() | new.keys()) - NOT_COMPARED if old.get(name) != new.get(name)]
-            differences += [f"it has {n}={old.get(n)!r}, not {new.get(n)!r}" for n in sorted(names)]
+            differences += [f"it has {_pair(n, old.get(n), new.get(n))}" for n in sorted(names)]
         elif old != new:
-            differences.append(f"it has {part}={old!r}, not {new!r}")
+            differences.append(f"it has {_pair(part, old, new)}")
     return differences
 
 
+def _pair(name: str, old: Any, new: Any) -> str:
+    texts = [text if len(text) < 60 else f"{text[:60]}…" for text in (repr(old), repr(new))]
+    return f"another {name}" if texts[0] == texts[1] else f"{name}={texts[0]}, not {texts[1]}"
+
+
 def _plain(value: Any) -> Any:
-    """Return what JSON gives back as it was."""
+    """Return what JSON gives back as it was: an object by its class and its plain attributes."""
     if isinstance(value, bool | int | float | str | None):
         return value
-    return list(value) if isinstance(value, tuple | list) else repr(value)
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    own = getattr(value, "__dict__", {})
+    simple = {name: entry for name, entry in own.items() if isinstance(entry, bool | int | float | str | None)}
+    return {"class": type(value).__name__, **simple}
 
 
 def _locked(path: Path) -> Any:

@@ -69,9 +69,17 @@ class FitSettings:
                 raise ConfigError(f"fit({name}={value}) must be a whole number, at least {least}")
         for name in ("lr", "log_sigma_lr_multiplier", "clip_norm"):
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
+            if value is None and name == "clip_norm":
+                continue
+            if not isinstance(value, int | float) or not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"fit({name}={value}) must be positive and finite")
-        if not 0 <= self.warmup_epochs <= self.epochs:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"fit(seed={self.seed!r}) must be a whole number")
+        if self.compiled not in (True, False, "auto"):
+            raise ConfigError(f"fit(compiled={self.compiled!r}): choose True, False or 'auto'")
+        if not isinstance(self.milestones, tuple | list) or not all(0 <= part <= 1 for part in self.milestones):
+            raise ConfigError(f"fit(milestones={self.milestones}) must be parts of the training, such as (0.5, 0.75)")
+        if not isinstance(self.warmup_epochs, int | float) or not 0 <= self.warmup_epochs <= self.epochs:
             raise ConfigError(f"fit(warmup_epochs={self.warmup_epochs}) must be between 0 and epochs={self.epochs}")
         choices = {
             "schedule": ("constant", "cosine", "milestones"),
@@ -83,9 +91,11 @@ class FitSettings:
             if getattr(self, name) not in allowed:
                 listed = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
                 raise ConfigError(f"fit({name}={getattr(self, name)!r}): choose {listed}")
-        known = [name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)]
-        if self.optimizer not in known or self.optimizer in ("Optimizer", "LBFGS"):
-            close = difflib.get_close_matches(self.optimizer, known, 1)
+        unfit = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # they want a closure, sparse gradients or matrices alone
+        kinds = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}.difference(unfit)
+        if self.optimizer not in kinds:
+            lower = {name.lower(): name for name in kinds}
+            close = [lower[name] for name in difflib.get_close_matches(str(self.optimizer).lower(), lower, 1)]
             raise ConfigError(
                 f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time"
                 + (f"; did you mean {close[0]!r}?" if close else "; for example 'Adam' or 'SGD'")

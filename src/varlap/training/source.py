@@ -1,19 +1,23 @@
 """Where training batches come from: arrays on the device, a Dataset, or a loader, in an order that can be repeated."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors, count_items
-from varlap.errors import BatchError
+from varlap.errors import ConfigError
 from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
+
+NUM_FINGERPRINTED = 256  # items that tell one data set from another
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -23,6 +27,10 @@ class Source(Protocol):
 
     num_items: int
     steps_per_epoch: int
+
+    def describe(self) -> dict[str, Any]:
+        """Return what tells these data from others, as far as that is cheap."""
+        ...
 
     def first(self) -> Any:
         """Return the inputs of one item, as a batch."""
@@ -51,11 +59,19 @@ def as_source(
     (3, [2, 1])
     """
     if isinstance(train, tuple | list) and len(train) == 2 and not isinstance(train[1], tuple | list):
-        return _Arrays(as_tensors(train), batch_size, seed, device, share)
+        x, y = (_single_precision(part, tensor) for part, tensor in zip(train, as_tensors(train), strict=True))
+        return _Arrays((x, y), batch_size, seed, device, share)
     if isinstance(train, Dataset):
         count_items(train)  # refuses what has no length
         return _Items(train, batch_size, seed, num_workers, share)
     return _Loader(train, share)
+
+
+def _single_precision(given: Any, tensors: Any) -> Any:
+    """Take numpy's doubles, which are its default, for torch's default."""
+    if isinstance(given, np.ndarray) and given.dtype == np.float64:
+        return tensors.to(torch.get_default_dtype())
+    return tensors
 
 
 class _Arrays:
@@ -70,6 +86,14 @@ class _Arrays:
 
     def first(self) -> Any:
         return tree.take(self._x, slice(0, 1))
+
+    def describe(self) -> dict[str, Any]:
+        some = torch.linspace(0, self.num_items - 1, min(self.num_items, NUM_FINGERPRINTED)).long().to(self._device)
+        digest = hashlib.sha256()
+        for name, tensor in tree.named_tensors((self._x, self._y), "data"):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor[some].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return {"num_items": self.num_items, "fingerprint": digest.hexdigest()[:16]}
 
     @property
     def targets(self) -> Any:
@@ -93,12 +117,17 @@ class _Items:
         self.steps_per_epoch = -(-self.num_items // batch_size)
         self.num_items_of_last = self.num_items - batch_size * (self.steps_per_epoch - 1)
 
+    def describe(self) -> dict[str, Any]:
+        return {"num_items": self.num_items, "data_set": type(self._dataset).__name__}
+
     def first(self) -> Any:
         return next(iter(self._read([[0]], 0)))[0]
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         batches = _order(self.num_items, self._seed, epoch).split(self._batch_size)[first:]
-        return self._read([batch[self._share].tolist() for batch in batches], epoch)
+        shares = [batch[self._share].tolist() for batch in batches]
+        for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch), strict=True):
+            yield (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
 
     def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
         generator = Streams(self._seed, epoch).generator("workers", "cpu")
@@ -119,10 +148,17 @@ class _Loader:
         self._share = share
         sampler = getattr(loader, "sampler", None)
         if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+            if share != slice(None):
+                raise ConfigError(
+                    "the DataLoader shuffles by itself, on every rank in another order; give fit its Dataset instead"
+                )
             log.warning(
                 "the DataLoader shuffles by itself, so a run that was stopped cannot be carried on exactly: give fit "
                 "its Dataset instead, which fit shuffles by its own seed"
             )
+
+    def describe(self) -> dict[str, Any]:
+        return {"num_items": self.num_items, "steps_per_epoch": self.steps_per_epoch}
 
     def first(self) -> Any:
         x, _ = next(iter(self._batches))
@@ -130,8 +166,6 @@ class _Loader:
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:  # noqa: ARG002
         for index, (x, y) in enumerate(self._batches):
-            if index >= self.steps_per_epoch:
-                raise BatchError(f"the loader gave more than the {self.steps_per_epoch} batches that it has by its len")
             if index >= first:
                 yield (x, y) if self._share == slice(None) else (tree.take(x, self._share), tree.take(y, self._share))
 

@@ -1,5 +1,6 @@
 """All that a run must remember between two steps, as flat tensors and plain numbers."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,7 @@ def to_tensors(
         "best_nll": state.best_nll,
         "epochs_since_best": state.epochs_since_best,
         "stopped": state.stopped,
-        "gradient_scale": [state.gradient_scale.value, state.gradient_scale.num_sound],
+        "gradient_scale": dataclasses.asdict(state.gradient_scale),
         "num_calls": objective.num_calls,
         "last_step": objective.last_step,
         "optimizer": scalars,
@@ -96,7 +97,7 @@ def from_checkpoint(
             document["epochs_since_best"],
             {name: tensor.to(bnn.device) for name, tensor in tensors["best"].items()},
             document["stopped"],
-            GradientScale(*document["gradient_scale"]),
+            GradientScale(**document["gradient_scale"]),
         )
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(

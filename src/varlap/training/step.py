@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from varlap import tree
-from varlap.errors import ConfigError, NonFiniteError
+from varlap.errors import ConfigError, NonFiniteError, VarlapError
 from varlap.objectives.compiled import Compiled
 from varlap.objectives.objective import Context, Objective
-from varlap.objectives.situation import shape_of, situation
+from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 from varlap.objectives.traced import Around
 from varlap.posterior.batch import Batch, checked_batch
 from varlap.posterior.bnn import BNN
@@ -77,12 +77,16 @@ class TrainingStep:
         self.bnn, self.objective, self.optimizer = bnn, objective, optimizer
         self._around = _autocast(bnn.device, precision)
         wanted = (bnn.device.type == "cuda" if compiled == "auto" else compiled) and precision != "fp16"
-        self.gradient_scale = GradientScale(LARGEST_SCALE if precision == "fp16" else 1.0)
+        self.gradient_scale = (
+            GradientScale(LARGEST_SCALE, largest=LARGEST_SCALE) if precision == "fp16" else GradientScale(1.0)
+        )
         self._accumulate, self._clip_norm, self._world = accumulate, clip_norm, world
-        # With several parts or ranks the update waits for all of them, so only the evaluations are compiled.
-        self._compiled = wanted and accumulate == 1 and world is None
+        # With several parts or ranks the update waits for all of them, and an optimizer that cannot skip an unsound
+        # step by itself must wait for a look at it: then only the evaluations are compiled.
+        alone = accumulate == 1 and world is None and (compiled is True or self._guards_weights())
+        self._compiled = wanted and alone
         self._evaluates_eagerly = self._compiled or not wanted
-        self._replays: dict[Hashable, Compiled] = {}
+        self._replays: dict[Hashable, tuple[Compiled, list[Any]]] = {}
         self._shape: Hashable = None
         self._gradients: dict[str, Tensor] = {}
         self._seen: list[tuple[int, Tensor]] = []
@@ -92,24 +96,19 @@ class TrainingStep:
         return self.take(x, y, number=number, weights=weights)[:3]
 
     def take(self, x: Any, y: Any, *, number: int, weights: Tensor | None = None) -> Tensor:
-        """Take step `number` and return a fourth value besides: 1, or 0 where a compiled step was not sound."""
-        if self._compiled:
-            shape = shape_of(x, y, weights)
-            self._shape = self._shape or shape
-            if shape == self._shape:  # a smaller last batch is not worth compiling for
-                replay = self._replay(x, y, weights, number)
-                if replay is not None:
-                    values = replay(self._context(Batch(x, y, weights, 0, trusted=True), number))
-                    self._note(number, values[3])
-                    return values
+        """Take step `number` and return a fourth value besides: 1, or 0 where the step was not sound and not taken."""
+        scale = self.gradient_scale.value
         while True:
             try:
-                values = self._eager(x, y, weights, number)
+                values = self._replayed(x, y, weights, number)
+                if values is None:
+                    values = self._eager(x, y, weights, number)
                 self.gradient_scale.grow()
                 return values
             except NonFiniteError as error:  # nothing was changed, so the step can be taken again
                 if self.gradient_scale.shrink():
                     continue
+                self.gradient_scale.value = scale  # it was not to blame
                 if not self._skips:
                     raise
                 log.warning("skipped a step: %s", error)
@@ -140,7 +139,10 @@ class TrainingStep:
         return torch.cat([values, values.new_ones(1)])
 
     def _evaluated_by_all(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
-        """Evaluate this rank's share and average with the others'; a NaN on one of them is an error on all."""
+        """Evaluate this rank's share and average with the others': values, gradients, running means and statistics.
+
+        An error on one of them is an error on all, so that nobody waits for ever.
+        """
         if self._world is None:
             return self._evaluated(x, y, weights, number)
         num_items, failure = tree.leading_size(y) or 0, None
@@ -149,11 +151,17 @@ class TrainingStep:
         if num_items:
             try:
                 values = self._evaluated(x, y, weights, number).to(dtype)
-            except NonFiniteError as error:
+            except Exception as error:
                 failure = error
-        all_items, failures = self._world.total(num_items, failure is not None)
+        all_items, failures, unsound = self._world.total(
+            num_items, failure is not None, isinstance(failure, NonFiniteError)
+        )
+        if failure is not None and (unsound == failures or not isinstance(failure, NonFiniteError)):
+            raise failure
         if failures:
-            raise failure or NonFiniteError(f"step {number}: another rank found NaN or Inf; nothing was changed")
+            kind = NonFiniteError if unsound == failures else VarlapError
+            found = "found NaN or Inf" if unsound == failures else "failed"
+            raise kind(f"step {number}: another rank {found}; nothing was changed")
         for parameter in self._trained():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         shared = [values, *(p.grad for p in self._trained() if p.grad is not None)]
@@ -171,8 +179,7 @@ class TrainingStep:
         for index, items in enumerate(chosen):
             part = (x, y, weights) if len(chosen) == 1 else tree.take((x, y, weights), items)
             eagerly = self.objective.eagerly() if self._evaluates_eagerly else contextlib.nullcontext()
-            self.objective.gradient_scale = self.gradient_scale.value
-            with self._around(), eagerly:
+            with self._around(), eagerly, self._scaled():
                 terms = self.objective(self.bnn, *part[:2], step=number, micro_batch=index, weights=part[2])
             share = len(items) / num_items if len(chosen) > 1 else 1.0
             (share * terms.loss).backward()
@@ -182,30 +189,47 @@ class TrainingStep:
         assert values is not None
         return values
 
+    @contextlib.contextmanager
+    def _scaled(self) -> Iterator[None]:
+        own, self.objective.gradient_scale = self.objective.gradient_scale, self.gradient_scale.value
+        try:
+            yield
+        finally:
+            self.objective.gradient_scale = own
+
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.bnn.parameters() if p.requires_grad]
 
-    def _replay(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Compiled | None:
+    def _replayed(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor | None:
+        """Take a compiled step, or return None where it is to be eager."""
+        if not self._compiled or not is_ready(self.objective) or runs_own_code(self.bnn.network):
+            return None
+        shape = shape_of(x, y, weights)
+        self._shape = self._shape or shape
+        if shape != self._shape:  # a smaller last batch is not worth compiling for
+            return None
         key = situation(self.objective, self.bnn, number)
         if key not in self._replays:
+            batch = checked_batch(x, y, weights, num_data=self.objective.num_data, step=number)
             if len(self._replays) == MAX_GRAPHS:
                 log.warning("the step runs eagerly from now on: the network changes too often to be compiled")
                 self._compiled = False
                 return None
-            batch = checked_batch(x, y, weights, num_data=self.objective.num_data, step=number)
             context = self._context(batch, number)
+            self.objective.inspect(context)
             try:
-                self.objective.inspect(context)
-                self._replays[key] = self._compile(context)
+                self._replays[key] = self._compile(context), kept_alive(self.objective, self.bnn)
             except Exception as error:
                 log.warning("the step runs eagerly, since it cannot be compiled: %s", str(error).split("\n")[0])
                 self._compiled = False
                 return None
         self.objective.last_step = number
-        return self._replays[key]
+        values = self._replays[key][0](self._context(Batch(x, y, weights, 0, trusted=True), number))
+        self._note(number, values[3])
+        return values
 
     def _compile(self, context: Context) -> Compiled:
-        pool = next((replay.pool for replay in self._replays.values()), None)
+        pool = next((replay.pool for replay, _ in self._replays.values()), None)
 
         def after(replay: Compiled) -> None:
             assert replay.values is not None
@@ -215,7 +239,7 @@ class TrainingStep:
                 torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), self._clip_norm)
             with self._skipping(replay.values[3] == 0):
                 self.optimizer.step()
-            self.objective.update_variances(self.bnn, beta=replay.beta)
+            self.objective.update_variances(self.bnn, beta=replay.beta)  # from sums that an unsound step left alone
 
         return Compiled(
             self.objective,
@@ -263,6 +287,7 @@ class GradientScale:
 
     value: float
     num_sound: int = 0
+    largest: float = 1.0
 
     def shrink(self) -> bool:
         """Halve it after an overflow; return False where it is 1 and cannot be the cause."""
@@ -275,8 +300,8 @@ class GradientScale:
     def grow(self) -> None:
         """Count a sound step, and double it after enough of them."""
         self.num_sound += 1
-        if self.value > 1 and self.num_sound >= STEPS_BEFORE_GROWTH:
-            self.value, self.num_sound = min(2 * self.value, LARGEST_SCALE), 0
+        if self.num_sound >= STEPS_BEFORE_GROWTH:
+            self.value, self.num_sound = min(2 * self.value, self.largest), 0
 
 
 @contextlib.contextmanager
