@@ -145,7 +145,7 @@ def _device(wanted: str | None) -> torch.device:
 def _log_to_stderr(quiet: bool) -> None:
     """Let people hear of warnings, and of a run that is carried on."""
     logging.basicConfig(format="varlap: %(message)s")
-    logging.getLogger("varlap.training.fit").setLevel(logging.WARNING if quiet else logging.INFO)
+    logging.getLogger("varlap.training.loop").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def _chosen(model: Model, images: ArrayData) -> Model:

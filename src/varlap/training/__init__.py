@@ -1,6 +1,7 @@
 """Training: the one step, `fit`, its settings, checkpoints and progress."""
 
-from varlap.training.fit import History, fit
+from varlap.training.fit import fit
+from varlap.training.loop import History
 from varlap.training.model_file import load
 from varlap.training.optimizer import adam
 from varlap.training.settings import FitSettings

@@ -79,6 +79,8 @@ def load(
     path = Path(path)
     if not isinstance(network, nn.Module):
         raise NetworkError(f"load needs the network to put the weights into, got {type(network).__name__}")
+    if (path / "checkpoints").is_dir():
+        raise CheckpointError(f"{path} is a run; give one of its models: {path}/model or {path}/checkpoints/step-…")
     checkpoint = read_checkpoint(path)
     tensors, description = checkpoint.tensors.get(MODEL), checkpoint.documents.get(MODEL)
     if tensors is None or not isinstance(description, dict):
