@@ -68,9 +68,10 @@ def check_finite(named: list[tuple[str, Tensor]], *, step: int, advice: str) -> 
     floating = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
     if not floating:
         return
-    device = floating[0][1].device
+    first = floating[0][1]
+    device = first.device
     # A sum is cheap and cannot hide them; that of large numbers may overflow, so a second look decides.
-    if bool(torch.stack([tensor.sum().isfinite().to(device) for _, tensor in floating]).all()):
+    if bool(torch.stack([tensor.sum().to(first) for _, tensor in floating]).isfinite().all()):
         return
     sound = torch.stack([tensor.abs().amax().isfinite().to(device) for _, tensor in floating])
     if bool(sound.all()):
