@@ -87,7 +87,7 @@ class Records:
                 kept.append(line)
         content = b"".join(line + b"\n" for line in kept)
         if self.path.exists() and self.path.read_bytes() != content:
-            _replace(self.path, content)
+            replace_file(self.path, content)
         return len(parsed) - len(kept)
 
     def _parsed(self) -> list[tuple[bytes, dict[str, Any]]]:
@@ -120,9 +120,9 @@ class Records:
         try:
             _decoded(last)
         except ValueError:
-            _replace(self.path, whole + end)
+            replace_file(self.path, whole + end)
         else:
-            _replace(self.path, content + b"\n")
+            replace_file(self.path, content + b"\n")
 
 
 class LoggerLike(Protocol):
@@ -204,10 +204,10 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"it holds a bare {name}")
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write beside and rename, through to the disk, so that a kill or a power cut leaves one of the two contents."""
     path = path.resolve()  # a link stays a link
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("wb") as file:
             file.write(content)

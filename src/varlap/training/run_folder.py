@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from varlap.training.checkpoint import (
     write_checkpoint,
 )
 from varlap.training.model_file import describe
-from varlap.training.records import Records
+from varlap.training.records import Records, replace_file
 from varlap.training.settings import FitSettings
 
 try:
@@ -90,7 +89,7 @@ class RunFolder:
             elif any(not entry.name.startswith(".") for entry in path.iterdir()):
                 raise ConfigError(f"out={str(path)!r} is not empty and holds no run; choose another folder")
             else:
-                _write_text(self._spec_path, json.dumps(spec, indent=1) + "\n")
+                _write_spec(self._spec_path, spec)
         except BaseException:
             self._lock.close()
             raise
@@ -194,15 +193,8 @@ def _locked(path: Path) -> Any:
     return lock
 
 
-def _write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _write_spec(path: Path, spec: dict[str, Any]) -> None:
     try:
-        with beside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(path)
+        replace_file(path, (json.dumps(spec, indent=1) + "\n").encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise CheckpointError(f"{path} cannot be written: {error}; free space or choose another out") from error
