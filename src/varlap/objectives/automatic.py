@@ -10,14 +10,13 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.curvature.protocol import check_targets
-from varlap.objectives.compiled import Compiled
+from varlap.objectives.compiled import MAX_GRAPHS, Compiled
 from varlap.objectives.objective import Context, Evaluation, Objective
 from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 
 log = logging.getLogger(__name__)
 
 CALLS_BEFORE_COMPILING = 50  # at some 80 ms each, before the compiler's minute
-MAX_GRAPHS = 8
 
 
 class Automatic:

@@ -13,6 +13,7 @@ from varlap.objectives.traced import Around, beta_tensor, trace
 
 # Small kernels (one for each of many weights) go into few launches. Inductor keeps what it compiled on disk.
 OPTIONS = {"combo_kernels": True}
+MAX_GRAPHS = 8  # a network that changes more often than that is not worth compiling
 
 
 class Compiled:

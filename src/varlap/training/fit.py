@@ -19,7 +19,7 @@ from varlap.training.progress import Progress, choose_progress
 from varlap.training.records import LoggerLike
 from varlap.training.run_folder import Resume, RunFolder, spec_of
 from varlap.training.settings import FitSettings
-from varlap.training.source import Augmentation, Source, as_source
+from varlap.training.source import Arrays, Augmentation, Source, as_source
 
 FUSED_OPTIONS = {"Adam": ("fused", "capturable"), "AdamW": ("fused", "capturable"), "SGD": ("fused",)}
 
@@ -161,13 +161,12 @@ def _check_data(
             f"the last batch of an epoch has {last} item{'s' * (last > 1)}, and batch norm cannot estimate the variance"
             f" of one; choose another batch_size, such as batch_size={source.num_items} or one that leaves more"
         )
-    targets = getattr(source, "targets", None)
-    if targets is not None:  # once and for all, since a compiled step cannot look at its targets
+    if isinstance(source, Arrays):  # once and for all, since a compiled step cannot look at its targets
         first = source.first()
         if augment is not None:
             first = augment(first, torch.Generator(bnn.device).manual_seed(0))
         with torch.no_grad(), bnn.evaluating():
-            check_targets(bnn, bnn.outputs(first), targets, source.num_items)
+            check_targets(bnn, bnn.outputs(first), source.targets, source.num_items)
 
 
 def _make_optimizer(bnn: BNN, settings: FitSettings) -> torch.optim.Optimizer:

@@ -28,7 +28,7 @@ from varlap.training.records import LoggerLike
 from varlap.training.run_folder import RunFolder, newest
 from varlap.training.settings import FitSettings
 from varlap.training.signals import StopRequests
-from varlap.training.source import Augmentation, Source
+from varlap.training.source import Arrays, Augmentation, Source
 from varlap.training.state import SUMS, RunState, from_checkpoint, to_tensors
 from varlap.training.step import TrainingStep
 
@@ -153,7 +153,7 @@ class Loop:
         factor = self.settings.lr_factor(number / self._total)
         _set_rates(self.optimizer, [rate * factor for rate in self._rates])
         num_items = tree.leading_size(y) or 0
-        if not hasattr(self.source, "targets") and num_items:  # those were checked at once
+        if not isinstance(self.source, Arrays) and num_items:  # those were checked at once
             self._check_targets(x, y, num_items)
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         if self.augment is not None and num_items:

@@ -32,10 +32,6 @@ class Source(Protocol):
         """Return what tells these data from others, as far as that is cheap."""
         ...
 
-    def first(self) -> Any:
-        """Return the inputs of one item, as a batch."""
-        ...
-
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         """Yield an epoch's batches from number `first` on."""
         ...
@@ -60,7 +56,7 @@ def as_source(
     """
     if isinstance(train, tuple | list) and len(train) == 2 and not isinstance(train[1], tuple | list):
         x, y = (_single_precision(part, tensor) for part, tensor in zip(train, as_tensors(train), strict=True))
-        return _Arrays((x, y), batch_size, seed, device, share)
+        return Arrays((x, y), batch_size, seed, device, share)
     if isinstance(train, Dataset):
         count_items(train)  # refuses what has no length
         return _Items(train, batch_size, seed, num_workers, share)
@@ -74,7 +70,7 @@ def _single_precision(given: Any, tensors: Any) -> Any:
     return tensors
 
 
-class _Arrays:
+class Arrays:
     """Tensors on the device, in an order drawn for each epoch."""
 
     def __init__(self, pair: Any, batch_size: int, seed: int, device: torch.device, share: slice) -> None:
@@ -85,9 +81,11 @@ class _Arrays:
         self._batch_size, self._seed, self._device, self._share = batch_size, seed, device, share
 
     def first(self) -> Any:
+        """Return the inputs of one item, as a batch."""
         return tree.take(self._x, slice(0, 1))
 
     def describe(self) -> dict[str, Any]:
+        """Return the number of items and a hash of some of them."""
         some = torch.linspace(0, self.num_items - 1, min(self.num_items, NUM_FINGERPRINTED)).long().to(self._device)
         digest = hashlib.sha256()
         for name, tensor in tree.named_tensors((self._x, self._y), "data"):
@@ -101,6 +99,7 @@ class _Arrays:
         return self._y
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        """Yield an epoch's batches from number `first` on."""
         order = _order(self.num_items, self._seed, epoch).to(self._device)
         for items in order.split(self._batch_size)[first:]:
             part = items[self._share]
@@ -119,9 +118,6 @@ class _Items:
 
     def describe(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "data_set": type(self._dataset).__name__}
-
-    def first(self) -> Any:
-        return next(iter(self._read([[0]], 0)))[0]
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         batches = _order(self.num_items, self._seed, epoch).split(self._batch_size)[first:]
@@ -159,10 +155,6 @@ class _Loader:
 
     def describe(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "steps_per_epoch": self.steps_per_epoch}
-
-    def first(self) -> Any:
-        x, _ = next(iter(self._batches))
-        return tree.take(x, slice(0, 1)) if tree.leading_size(x) is not None else x
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:  # noqa: ARG002
         for index, (x, y) in enumerate(self._batches):

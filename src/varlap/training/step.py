@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.errors import ConfigError, NonFiniteError, VarlapError
-from varlap.objectives.compiled import Compiled
+from varlap.objectives.compiled import MAX_GRAPHS, Compiled
 from varlap.objectives.objective import Context, Objective
 from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 from varlap.objectives.traced import Around
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 Precision = Literal["fp32", "bf16", "fp16"]
 STEPS_BETWEEN_LOOKS = 100
-MAX_GRAPHS = 8
 LARGEST_SCALE = 2.0**16
 STEPS_BEFORE_GROWTH = 1000
 
