@@ -1,6 +1,6 @@
 """Tensors in nested dicts, lists and tuples: what networks take and return."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,16 @@ def take(tree: Any, items: Tensor | slice) -> Any:
     {'a': tensor([1, 2])}
     """
     return map_tensors(lambda tensor: tensor[items], tree)
+
+
+def concatenate(trees: Sequence[Any]) -> Any:
+    """Join the tensors of trees of one structure along their first dimension.
+
+    >>> concatenate([{"a": torch.zeros(2)}, {"a": torch.ones(1)}])
+    {'a': tensor([0., 0., 1.])}
+    """
+    parts = [iter(list(tensors(tree))) for tree in trees]
+    return map_tensors(lambda _: torch.cat([next(part) for part in parts]), trees[0])
 
 
 def to_device(tree: Any, device: torch.device) -> Any:

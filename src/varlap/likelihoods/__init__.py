@@ -6,7 +6,8 @@ from varlap.likelihoods.choose import choose_likelihood
 from varlap.likelihoods.gaussian import Gaussian
 from varlap.likelihoods.heteroscedastic import Heteroscedastic
 from varlap.likelihoods.poisson import Poisson
-from varlap.likelihoods.protocol import Likelihood, Prediction
+from varlap.likelihoods.prediction import Prediction
+from varlap.likelihoods.protocol import Likelihood
 
 __all__ = [
     "Bernoulli",

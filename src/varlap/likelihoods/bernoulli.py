@@ -39,7 +39,7 @@ class Bernoulli(nn.Module):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return the probability of a yes for each label."""
-        return Prediction(probs=require_tensor(outputs, "bernoulli").sigmoid())
+        return Prediction(probs=require_tensor(outputs, "bernoulli").sigmoid(), exclusive=False)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets other than 0 and 1."""

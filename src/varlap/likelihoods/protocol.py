@@ -1,26 +1,13 @@
 """What a likelihood is: the protocol that built-in and users' own likelihoods follow."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from varlap.errors import BatchError
+from varlap.likelihoods.prediction import Prediction
 from varlap.streams import draw
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a network says about a batch: class probabilities, or a mean and a variance.
-
-    >>> Prediction(probs=torch.tensor([[0.25, 0.75]])).probs
-    tensor([[0.2500, 0.7500]])
-    """
-
-    probs: Tensor | None = None
-    mean: Tensor | None = None
-    variance: Tensor | None = None
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """Prediction by the mean network: what the paper reports for VL."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,4 +20,5 @@ def predict(bnn: BNN, x: Any) -> Prediction:
     (torch.Size([3, 1]), torch.Size([3, 1]))
     """
     with bnn.evaluating():
-        return bnn.likelihood.predict(bnn.outputs(x))
+        outputs = bnn.outputs(x)
+        return replace(bnn.likelihood.predict(outputs), outputs=[outputs], likelihood=bnn.likelihood)

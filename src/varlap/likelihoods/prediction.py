@@ -1,0 +1,134 @@
+"""What a network says about a batch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlap import tree
+from varlap.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Class probabilities, or a mean and a variance; and, where several networks were averaged, what they disagree on.
+
+    A prediction by the mean network knows nothing of the weights' uncertainty, so its `mutual_information` and
+    `epistemic_variance` are None, not 0.
+
+    >>> prediction = Prediction(probs=torch.tensor([[0.25, 0.75]]))
+    >>> prediction.labels, prediction.confidence, prediction.mutual_information
+    (tensor([1]), tensor([0.7500]), None)
+    """
+
+    probs: Tensor | None = None
+    """probabilities of the classes along dimension 1, or of a yes for each label where not `exclusive`"""
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+    """of the target: noise and the weights' uncertainty together"""
+    exclusive: bool = True
+    """whether the classes exclude each other; otherwise each label is a yes or no of its own"""
+    expected_entropy: Tensor | None = None
+    """aleatoric: mean entropy of the averaged networks"""
+    noise_variance: Tensor | None = None
+    """aleatoric: mean noise variance of the averaged networks"""
+    outputs: Sequence[Any] = ()
+    """what each of the averaged networks returned"""
+    likelihood: Any = None
+    """how to read these outputs"""
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class of each item, or the yes or no of each label."""
+        return self._probs().argmax(1) if self.exclusive else (self._probs() > 0.5).long()
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of that label."""
+        probs = self._probs()
+        return probs.amax(1) if self.exclusive else torch.maximum(probs, 1 - probs)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty of the label in nats, one value for each item and position, or for each label."""
+        return entropy(self._probs(), self.exclusive)
+
+    @property
+    def mutual_information(self) -> Tensor | None:
+        """Epistemic: what the label would tell about the weights; None for a prediction by one network."""
+        return None if self.expected_entropy is None else (self.entropy - self.expected_entropy).clamp(min=0)
+
+    @property
+    def epistemic_variance(self) -> Tensor | None:
+        """The part of the variance that comes from the weights; None for a prediction by one network."""
+        if self.noise_variance is None or self.variance is None:
+            return None
+        return (self.variance - self.noise_variance).clamp(min=0)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the target."""
+        if self.variance is None:
+            raise ConfigError("this prediction has no variance: std is for regression; classes have .entropy")
+        return self.variance.sqrt()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval that holds a normal target with this probability.
+
+        >>> low, high = Prediction(mean=torch.zeros(1), variance=torch.ones(1)).interval(0.95)
+        >>> high
+        tensor([1.9600])
+        """
+        if not 0 < level < 1:
+            raise ConfigError(f"interval(level={level}) must be between 0 and 1; 0.95 is usual")
+        std = self.std
+        assert self.mean is not None
+        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * std
+        return self.mean - half, self.mean + half
+
+    def log_prob(self, targets: Any) -> Tensor:
+        """Return log p(y) of each item under the average over networks, log (1/M) Σₘ p(y | outputsₘ).
+
+        >>> import varlap
+        >>> outputs = [torch.zeros(1, 2), torch.tensor([[0.0, math.log(3)]])]
+        >>> Prediction(outputs=outputs, likelihood=varlap.Categorical()).log_prob(torch.tensor([1])).exp()
+        tensor([0.6250])
+        """
+        if not self.outputs or self.likelihood is None:
+            raise ConfigError("this prediction was made by hand, without outputs: it has no log_prob")
+        values = torch.stack([self.likelihood.log_prob(outputs, targets) for outputs in self.outputs])
+        return values.logsumexp(0) - math.log(len(values))
+
+    @staticmethod
+    def concatenate(parts: Sequence["Prediction"]) -> "Prediction":
+        """Join the predictions of several batches, item after item.
+
+        >>> part = Prediction(probs=torch.tensor([[0.25, 0.75]]))
+        >>> Prediction.concatenate([part, part]).probs.shape
+        torch.Size([2, 2])
+        """
+        joined: dict[str, Any] = {"exclusive": parts[0].exclusive, "likelihood": parts[0].likelihood}
+        for field in fields(Prediction):
+            if isinstance(getattr(parts[0], field.name), Tensor):
+                joined[field.name] = torch.cat([getattr(part, field.name) for part in parts])
+        joined["outputs"] = [tree.concatenate(draws) for draws in zip(*(part.outputs for part in parts), strict=True)]
+        return Prediction(**joined)
+
+    def _probs(self) -> Tensor:
+        if self.probs is None:
+            raise ConfigError("this prediction has no probabilities: labels and entropy are for classes")
+        return self.probs
+
+
+def entropy(probs: Tensor, exclusive: bool = True) -> Tensor:
+    """Return −Σ p log p over the classes of dimension 1, or of each yes or no.
+
+    >>> entropy(torch.tensor([[0.5, 0.5]]))
+    tensor([0.6931])
+    """
+    if exclusive:
+        return torch.special.entr(probs).sum(1)
+    return torch.special.entr(probs) + torch.special.entr(1 - probs)
