@@ -11,6 +11,7 @@ from torch import Tensor, distributions, nn
 
 import varlap
 from cases import CASES, LIKELIHOOD_CASES, case
+from varlap.curvature import fisher
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch, checked_batch
@@ -230,6 +231,22 @@ def test_expectation_over_all_labels_and_orders_is_exactly_the_enumerated_fisher
     torch.testing.assert_close(chances @ rows, enumerated_fisher(bnn, x, y, weights), rtol=1e-12, atol=1e-14)
 
 
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Let parts of two items have statistics of their own."""
+    monkeypatch.setattr(fisher, "FEWEST_WITH_STATISTICS", 2)
+
+
+def test_a_part_that_is_normalised_by_itself_has_at_least_sixteen_items():
+    x, y = torch.randn(40, 2, dtype=torch.float64), torch.arange(40) % 3
+    with_norm, without = (varlap.BNN(small_network(norm).double()).train() for norm in (True, False))
+    curvature = varlap.Fisher(fraction=0.1, memory=0.9, batch_norm="part")
+    assert sizes_of_calls(curvature, with_norm, x, y) == [16]
+    assert sizes_of_calls(curvature, with_norm, x[:10], y[:10]) == [10]
+    assert sizes_of_calls(curvature, without, x, y) == [4]
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_a_part_with_statistics_of_its_own_has_the_fisher_of_a_smaller_batch():
     """Fisher(batch_norm="part"): the mean over all parts of the Fisher that each part has alone, another quantity."""
     bnn, x, y = scripted(small_network(batch_norm=True))
@@ -250,6 +267,7 @@ def test_a_part_with_statistics_of_its_own_has_the_fisher_of_a_smaller_batch():
     assert not torch.allclose(total, enumerated_fisher(bnn, x, y), rtol=0.01)
 
 
+@pytest.mark.usefixtures("small_parts")
 def test_a_part_with_statistics_of_its_own_has_a_pass_of_its_own_and_moves_no_running_statistics():
     bnn, x, y = BATCH_NORM.make()
     twin, _, _ = BATCH_NORM.make()

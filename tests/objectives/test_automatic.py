@@ -11,21 +11,22 @@ from torch import nn
 import varlap
 from cases import CASES, Case
 from varlap import Fisher
-from varlap.objectives import automatic, compiled
+from varlap.objectives import automatic, compiled, traced
 
 CURVATURES = [Fisher(), Fisher(every=2, memory=0.8, fraction=0.6, batch_norm="part")]
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Take the traced graph for the compiled one, and list what is compiled."""
+    """Take the traced graph for the compiled one, and list the evaluations that are compiled."""
     seen: list[Any] = []
 
-    def compile_graph(graph: Any, _inputs: Any) -> Callable[..., Any]:
-        seen.append(graph)
-        return graph
+    def trace(*args: Any, **options: Any) -> Any:
+        seen.append(args)
+        return traced.trace(*args, **options)
 
-    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+    monkeypatch.setattr(compiled, "trace", trace)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, _: graph)
     return seen
 
 

@@ -205,19 +205,24 @@ def loss_gradients(bnn, objective, x, y, step):
 
 @pytest.mark.parametrize("name", ["mlp-categorical", "mlp-gaussian", "subset"])
 def test_memory_serves_the_average_of_past_evaluations_in_every_step_with_weight_one(name):
-    """With weights that stay, the penalty and all its gradients are the weighted averages of those evaluated so far."""
+    """With weights that stay, penalty and gradients are the weighted averages of what was evaluated in steps before.
+
+    The first evaluation serves at once.
+    """
     bnn, x, y = next(case for case in CASES if case.name == name).make()
     skipped = varlap.VL(N, BETA, curvature=varlap.Fisher(every=1000))
     without = loss_gradients(bnn, skipped, x, y, step=1)
     remembering = varlap.VL(N, BETA, curvature=varlap.Fisher(every=2, memory=0.6))
     evaluations = []
     for step in range(6):
+        served = evaluations.copy()
         if step % 2 == 0:
             evaluated = loss_gradients(bnn, paper_vl(N, BETA), x, y, step)
             evaluations.append({key: value - without[key] for key, value in evaluated.items()})
-        shares = [0.6 ** (len(evaluations) - 1 - age) for age in range(len(evaluations))]
+        served = served or evaluations
+        shares = [0.6 ** (len(served) - 1 - age) for age in range(len(served))]
         expected = {
-            key: base + sum(w * e[key] for w, e in zip(shares, evaluations, strict=True)) / sum(shares)
+            key: base + sum(w * e[key] for w, e in zip(shares, served, strict=True)) / sum(shares)
             for key, base in without.items()
         }
         assert_close(loss_gradients(bnn, remembering, x, y, step), expected, 1e-13)

@@ -18,6 +18,7 @@ from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
 GradientFn = Callable[[Pass], Gradients]
+FEWEST_WITH_STATISTICS = 16  # items; the mean and variance of fewer are too noisy to normalise by
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Fisher:
             instead of the newest value in every k-th step with weight k: far less noise for a little staleness.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
-            its share, and is the Fisher of a smaller batch: another quantity.
+            its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
         gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "whole" also counts how
             the labels' distribution moves with the weights, the true gradient of the Fisher term (it needs a
             likelihood with a `score`). Parameters of the likelihood always get the true gradient.
@@ -91,7 +92,10 @@ class Fisher:
         return weight_of_every(self.every, step)
 
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
-        """Return the mean log-likelihood and S ḡ² for labels drawn from the same forward pass."""
+        """Return the mean log-likelihood and S ḡ² for labels drawn from the same forward pass.
+
+        With a memory the evaluation is beside the step's own pass, so that the log-likelihood is only that of the part.
+        """
         generator = streams.generator("labels", bnn.device)
         draw = drawn_label_gradient if self.gradient == "held" else reparameterised_gradient
         return _estimate_in_groups(
@@ -102,6 +106,7 @@ class Fisher:
             self.groups,
             lambda part: draw(bnn, part, generator, create_graph),
             own_statistics=self.batch_norm == "part",
+            part_alone=self.memory > 0,
         )
 
 
@@ -251,34 +256,39 @@ def _estimate_in_groups(
     groups: int,
     gradient_fn: GradientFn,
     own_statistics: bool = False,
+    part_alone: bool = False,
 ) -> tuple[Tensor, SquaredGradients]:
-    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups, own_statistics)
+    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups, own_statistics, part_alone)
     total = torch.stack([part.log_likelihood_sum(bnn) for part in for_likelihood]).sum()
     num_items = sum(part.batch.size for part in for_curvature)
-    return total / batch.size, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
+    num_seen = sum(part.batch.size for part in for_likelihood)
+    return total / num_seen, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
 
 
 def _split(
-    bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int, own_statistics: bool
+    bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int, own_statistics: bool, part_alone: bool
 ) -> tuple[list[Pass], list[Pass]]:
-    """Return the passes that make up the batch, and those whose gradients are squared, one a group."""
+    """Return the passes that make up the batch (or the part, if it is alone), and those to be squared, one a group."""
     if fraction == 1 and groups == 1:
         whole = [forward(bnn, batch)]
         return whole, whole
+    divisible, coupled = tree.leading_size(batch.x) == batch.size, couples_items(bnn.network)
     num_chosen = max(1, round(fraction * batch.size))
+    if coupled and own_statistics:
+        num_chosen = max(num_chosen, min(groups * FEWEST_WITH_STATISTICS, batch.size))
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
     chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
-    rest = [order[num_chosen:]] if num_chosen < batch.size else []
-    divisible, coupled = tree.leading_size(batch.x) == batch.size, couples_items(bnn.network)
-    if divisible and not coupled and not bnn.has_moving_buffers():
+    own_pass = not coupled or (own_statistics and min(map(len, chosen)) > 1)  # one item has no variance
+    moves = coupled or bnn.has_moving_buffers()  # buffers move by a pass over the whole batch
+    if divisible and own_pass and (part_alone or not moves):
+        rest = [order[num_chosen:]] if num_chosen < batch.size and not part_alone else []
         trusted = replace(batch, trusted=True)
         passes = [forward(bnn, trusted.take(items)) for items in (*chosen, *rest)]
         if not batch.trusted:
             check_targets(bnn, passes[0].outputs, batch.y, batch.size)  # a message has the shapes of the whole batch
         return passes, passes[: len(chosen)]
-    whole = forward(bnn, batch)  # buffers move by a pass over the whole batch
-    alone = own_statistics and min(map(len, chosen)) > 1  # one item has no variance
-    if divisible and (alone or not coupled):
+    whole = forward(bnn, batch)
+    if divisible and own_pass:
         with bnn.spare_buffers():
             return [whole], [forward(bnn, batch.take(items)) for items in chosen]
     return [whole], [Pass(batch.take(items), tree.take(whole.outputs, items)) for items in chosen]

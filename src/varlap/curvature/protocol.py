@@ -135,10 +135,15 @@ def mean_gradients(
     bnn: BNN, output: Tensor, *, create_graph: bool, cotangent: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Differentiate what came out of a forward pass in the Bayesian parameters, and keep its graph for more."""
+    check_differentiable(output)
+    cotangents = None if cotangent is None else [cotangent]
+    return gradients([output], bnn.means(), cotangents, create_graph=create_graph, retain_graph=True)
+
+
+def check_differentiable(output: Tensor) -> None:
+    """Refuse what came out of a forward pass that no parameter enters."""
     if not output.requires_grad:
         raise NetworkError(
             "the network's outputs do not depend on any parameter that could be differentiated; does the network "
             "detach its result, or was it called under torch.inference_mode? (use torch.no_grad)"
         )
-    cotangents = None if cotangent is None else [cotangent]
-    return gradients([output], bnn.means(), cotangents, create_graph=create_graph, retain_graph=True)

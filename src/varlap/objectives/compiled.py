@@ -1,7 +1,8 @@
 """An evaluation compiled for one shape of batch; on CUDA it is replayed as one graph."""
 
+import collections
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.objectives.objective import Context, Objective
-from varlap.objectives.traced import Around, beta_tensor, trace
+from varlap.objectives.traced import Around, Traced, as_argument, beta_tensor, trace, trace_commit, trace_renewal
+from varlap.streams import Streams
 
 # Small kernels (one for each of many weights) go into few launches. Inductor keeps what it compiled on disk.
 OPTIONS = {"combo_kernels": True}
@@ -22,6 +24,9 @@ class Compiled:
     A call leaves the gradients in `gradients`, by the names of `bnn.named_parameters()`, moves buffers and running
     means, and returns log-likelihood, curvature, KL and 1; the last is 0, and nothing but the gradients has changed,
     where one of them is NaN or infinite. It does not wait for the device.
+
+    Where the step renews what later ones remember, that is compiled apart and runs beside the rest: its kernels are too
+    small to fill a GPU.
 
     Args:
         objective: whose evaluation it is.
@@ -45,20 +50,24 @@ class Compiled:
         pool: Any = None,
     ) -> None:
         self._device = context.bnn.device
-        self._traced = trace(objective, context, around=around)
-        for name in self._traced.gradients:
-            if gradients is not None:
-                self._traced.gradients[name] = gradients.setdefault(name, self._traced.gradients[name])
-        self.gradients = self._traced.gradients
         batch = (context.batch.x, context.batch.y, context.batch.weights)
         self._batch = [tensor.detach().clone() for tensor in tree.tensors(batch)]
         self.beta = beta_tensor(context.beta, self._device)
-        self._noise = self._traced.noise(context.streams, self._device)
-        self._inputs = self._traced.inputs(self._batch, self._noise, self.beta)
-        with torch.no_grad():
-            self._graph_fn = compile_graph(self._traced.graph, self._inputs)
+        traced = trace(objective, context, around=around)
+        for name in traced.gradients:
+            if gradients is not None:
+                traced.gradients[name] = gradients.setdefault(name, traced.gradients[name])
+        self.gradients = traced.gradients
+        self._main = _Part(traced, context.streams, self._batch, self.beta)
+        self._renewal: _Part | None = None
+        if objective.renews(context.streams.step):
+            renewal = trace_renewal(objective, context, around=around)
+            self._renewal = _Part(renewal, context.streams, self._batch, self.beta)
+        self._commit_fn: Callable[..., Any] | None = None
         self._after = after
         self.values: Tensor | None = None
+        self.unsound = torch.zeros((), device=self._device)
+        self._one = torch.ones((), device=self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
         if self._device.type == "cuda":
             self._capture(context, warm_up, pool)
@@ -73,27 +82,51 @@ class Compiled:
         batch = (context.batch.x, context.batch.y, context.batch.weights)
         for place, tensor in zip(self._batch, tree.tensors(batch), strict=True):
             place.copy_(tensor, non_blocking=True)
-        for place, numbers in zip(self._noise, self._traced.noise(context.streams, self._device), strict=True):
-            place.copy_(numbers, non_blocking=True)
+        for part in self._parts():
+            part.draw(context.streams)
         self.beta.fill_(context.beta)
         with context.streams.around_network(self._device):
             if self._graph is None:
                 self._run()
+                self._finish()
             else:
                 self._graph.replay()
         assert self.values is not None
         return self.values.clone()  # the next replay writes there
 
+    def _parts(self) -> list["_Part"]:
+        return [self._main] if self._renewal is None else [self._main, self._renewal]
+
+    @torch.no_grad()
     def _run(self) -> None:
-        with torch.no_grad():
-            (self.values,) = self._graph_fn(*self._inputs)
+        """Evaluate, and let buffers and memories move if all is finite."""
+        with _beside(self._device) as beside:
+            with beside:
+                renewed = () if self._renewal is None else self._renewal()
+            values, *moved = self._main()
+        olds = [part.traced.state[name] for part in self._parts() for name in part.traced.moved]
+        news = [*moved, *renewed]
+        self.unsound.zero_()
+        by_dtype: dict[torch.dtype, list[Tensor]] = collections.defaultdict(list)
+        for tensor in (values, *self.gradients.values(), *renewed):
+            by_dtype[tensor.dtype].append(tensor)
+        for tensors in by_dtype.values():  # torch's own check, a launch for many tensors; it multiplies them by 1
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.unsound, self._one)  # pyright: ignore
+        if olds:
+            if self._commit_fn is None:
+                inputs = [self.unsound, *map(as_argument, olds), *news]
+                self._commit_fn = compile_graph(trace_commit(olds, news, self.unsound), inputs)
+            self._commit_fn(self.unsound, *map(as_argument, olds), *news)
+        self.values = torch.cat([values, (1 - self.unsound).to(values.dtype)[None]])
+
+    def _finish(self) -> None:
         if self._after is not None:
             self._after(self)
 
     def _capture(self, context: Context, warm_up: Callable[[], None] | None, pool: Any) -> None:
         """Warm up and capture; running statistics and memories are put back afterwards."""
         own = {id(parameter) for parameter in context.bnn.parameters()}
-        moved = [(t, t.clone()) for t in self._traced.state.values() if id(t) not in own]
+        moved = [(t, t.clone()) for t in self._main.traced.state.values() if id(t) not in own]
         # Let cuDNN try its kernels once: this step will run many times.
         cudnn = torch.backends.cudnn
         kernels = cudnn.flags(cudnn.enabled, True, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
@@ -103,17 +136,50 @@ class Compiled:
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream), torch.no_grad():
                     for _ in range(3):
-                        self._graph_fn(*self._inputs)
+                        self._run()
                     if warm_up is not None:
                         warm_up()
                 torch.cuda.current_stream().wait_stream(stream)
                 self._graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(self._graph, pool=pool):
                     self._run()
+                    self._finish()
         finally:
             with torch.no_grad():
                 for tensor, kept in moved:
                     tensor.copy_(kept)
+
+
+class _Part:
+    """A traced computation, compiled, with its inputs in place."""
+
+    def __init__(self, traced: Traced, streams: Streams, batch: Sequence[Tensor], beta: Tensor) -> None:
+        self.traced = traced
+        self._device = beta.device
+        self._noise = traced.noise(streams, self._device)
+        self._inputs = traced.inputs(batch, self._noise, beta)
+        with torch.no_grad():
+            self._compiled_fn = compile_graph(traced.graph, self._inputs)
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        return self._compiled_fn(*self._inputs)
+
+    def draw(self, streams: Streams) -> None:
+        """Put a step's random numbers into their place."""
+        for place, numbers in zip(self._noise, self.traced.noise(streams, self._device), strict=True):
+            place.copy_(numbers, non_blocking=True)
+
+
+@contextlib.contextmanager
+def _beside(device: torch.device) -> Any:
+    """Give a context whose work runs on a stream of its own, beside the rest of the block; both have ended after it."""
+    if device.type != "cuda":
+        yield contextlib.nullcontext()
+        return
+    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(main)
+    yield torch.cuda.stream(side)
+    main.wait_stream(side)
 
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

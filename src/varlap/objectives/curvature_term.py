@@ -11,7 +11,7 @@ from varlap.curvature.protocol import Estimate
 from varlap.errors import NetworkError
 from varlap.objectives.map import mean_data_term
 from varlap.objectives.objective import Context, DataTerm, Gradients, gradients_of
-from varlap.objectives.running import RunningMean
+from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
 
@@ -37,41 +37,38 @@ def curvature_data_term(context: Context, curvature: Curvature, *, learn_varianc
     return DataTerm(log_likelihood, penalty, gradients, in_log_sigma if learn_variances else {}, diagonal)
 
 
-def remembered_data_term(
-    context: Context,
-    curvature: Curvature,
-    fisher: RunningMean,
-    gradient: RunningMean,
-    *,
-    learn_variances: bool = True,
-) -> DataTerm:
-    """Return the same with weight 1 in every step, for running means of f and of the penalty's gradient in μ.
+def renewed(
+    context: Context, curvature: Curvature, fisher: RunningMean, gradient: RunningMean
+) -> tuple[Gradients, Updates]:
+    """Evaluate the curvature in a pass of its own: f, and new running means of f and of the penalty's gradient in μ.
 
-    They take in a new value in the steps that evaluate the curvature, and serve as they are in the others.
+    Nothing else in a step depends on it, so that a compiled step can compute it beside the rest.
     """
     bnn = context.bnn
-    if not curvature.weight(context.streams.step):
-        data = mean_data_term(context)
-        diagonal, in_means, updates, new = fisher.mean(), gradient.mean(), [], None
-    else:
-        log_likelihood, estimate = _estimate(context, curvature)
+    with bnn.spare_buffers():  # running statistics move once a step, by the pass over the real batch
+        _, estimate = _estimate(context, curvature)
         new = estimate.diagonal()
-        if not context.with_gradients:
-            return DataTerm(log_likelihood, _penalty(bnn, fisher.including(new)[0], 1)[0], {}, {}, new)
-        own = _pulled([log_likelihood], [-torch.ones_like(log_likelihood)], context, retain_graph=True)
-        data = DataTerm(log_likelihood, torch.zeros_like(log_likelihood), own, {})
-        outputs, cotangents = _pull_back(bnn, estimate, 1)
-        pulled = _pulled(outputs, cotangents, context)
-        diagonal, fisher_sums = fisher.including(new)
-        # An input belongs to its own batch, so its gradient is not remembered.
-        kept = {name: g for name, g in pulled.items() if not name.startswith("x")}
-        in_means, gradient_sums = gradient.including(kept)
-        updates = [(fisher, fisher_sums), (gradient, gradient_sums)]
-    penalty, in_log_sigma = _penalty(bnn, diagonal, 1)
+        updates = [(fisher, fisher.including(new)[1])]
+        if context.with_gradients:
+            pulled = _pulled(*_pull_back(bnn, estimate, 1), context)
+            # An input belongs to its own batch, so its gradient is not remembered.
+            kept = {name: g for name, g in pulled.items() if not name.startswith("x")}
+            updates.append((gradient, gradient.including(kept)[1]))
+    return new, updates
+
+
+def with_remembered(
+    data: DataTerm, context: Context, fisher: RunningMean, gradient: RunningMean, *, learn_variances: bool = True
+) -> DataTerm:
+    """Add the penalty with weight 1, and its gradients, as they are remembered."""
+    penalty, in_log_sigma = _penalty(context.bnn, fisher.mean(), 1)
     if not context.with_gradients:
         return replace(data, curvature=penalty)
+    in_means = gradient.mean()
     gradients = {name: g + in_means[name] if name in in_means else g for name, g in data.gradients.items()}
-    return DataTerm(data.log_likelihood, penalty, gradients, in_log_sigma if learn_variances else {}, new, updates)
+    return replace(
+        data, curvature=penalty, gradients=gradients, log_sigma_gradients=in_log_sigma if learn_variances else {}
+    )
 
 
 def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]:
@@ -79,13 +76,11 @@ def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]
         return curvature.estimate(context.bnn, context.batch, context.streams, create_graph=context.with_gradients)
 
 
-def _pulled(
-    outputs: list[Tensor], cotangents: list[Tensor], context: Context, *, retain_graph: bool = False
-) -> Gradients:
+def _pulled(outputs: list[Tensor], cotangents: list[Tensor], context: Context) -> Gradients:
     """Pull back under the kernels of the forward pass, which a checkpoint repeats here."""
     with twice_differentiable(context.bnn.network):
         try:
-            return gradients_of(outputs, cotangents, context, retain_graph=retain_graph)
+            return gradients_of(outputs, cotangents, context)
         except NotImplementedError as error:
             raise NetworkError(
                 f"torch has no second derivative for a part of the network: {error} Use another layer there (for "

@@ -2,7 +2,7 @@
 
 import torch
 
-from varlap.curvature.protocol import forward
+from varlap.curvature.protocol import check_differentiable, forward
 from varlap.errors import ConfigError
 from varlap.objectives.objective import Context, DataTerm, Objective, gradients_of
 
@@ -40,6 +40,7 @@ def mean_data_term(context: Context) -> DataTerm:
     log_likelihood = total / context.batch.size
     gradients = {}
     if context.with_gradients:
+        check_differentiable(log_likelihood)
         gradients = gradients_of([log_likelihood], [-torch.ones_like(log_likelihood)], context)
     return DataTerm(log_likelihood, torch.zeros_like(log_likelihood), gradients, {})
 

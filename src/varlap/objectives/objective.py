@@ -38,6 +38,8 @@ class Context:
     with_gradients: bool
     scale: float = 1.0
     """what gradients are multiplied with on their way through the network, and divided by at its end"""
+    renews: bool = True
+    """whether the data term takes in `Objective.renewal`; a compiled step computes that beside it"""
 
     def tensors(self) -> Gradients:
         """Return what the data term's gradient must reach: Bayesian means, point estimates, inputs that ask for it."""
@@ -211,6 +213,14 @@ class Objective(ABC):
     def inspect(self, context: Context) -> None:  # noqa: B027
         """Refuse or warn about what only this objective minds, before anything is computed."""
 
+    def renews(self, step: int) -> bool:  # noqa: ARG002
+        """Whether a step has a `renewal`."""
+        return False
+
+    def renewal(self, context: Context) -> Updates:  # noqa: ARG002
+        """Evaluate what later steps will remember and this one does not use."""
+        return []
+
     def updates_after(self, data: DataTerm) -> Updates:  # noqa: ARG002
         """Return what else is to be remembered of a call."""
         return []
@@ -274,6 +284,7 @@ def _check_evaluation(evaluation: Evaluation, step: int) -> None:
         ("the curvature", evaluation.curvature),
         ("the KL", evaluation.kl),
         *((f"the gradient of {name}", gradient) for name, gradient in evaluation.gradients.items()),
+        *((f"the curvature of {name}", total) for _, sums in evaluation.updates for name, total in sums.items()),
     ]
     check_finite(named, step=step, advice="lower the learning rate, or look for an overflow in the network")
 

@@ -3,35 +3,38 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from varlap import tree
-from varlap.objectives.objective import Context, Evaluation, Objective, prepared
+from varlap.objectives.objective import Context, Objective, prepared
+from varlap.objectives.running import Updates
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
 from varlap.streams import Draw, Streams, Tape
 
 PURPOSES = {"labels": None, "weights": None, "probes": None, "subset": "cpu"}
+Result = TypeVar("Result")
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph of `Objective.value_and_gradients`, and what it must be called with.
+    """A graph of one evaluation, and what it must be called with.
 
-    `graph(*inputs)` takes the tensors of `state`, batch, noise, β and `gradients`, in this order. It moves the buffers
-    and running means among `state`, fills `gradients` and returns one tensor: log-likelihood, curvature, KL, and 1,
-    or 0 where one of these or a gradient is NaN or infinite: then buffers and running means stay as they were.
+    `graph(*inputs)` takes the tensors of `state`, batch, noise, β and `gradients`, in this order. It fills `gradients`
+    and returns `values` (log-likelihood, curvature and KL in one tensor; none for a renewal) and then the new value
+    of each tensor of `moved`: buffers and running means, which it leaves as they are.
     """
 
     graph: torch.fx.GraphModule
     state: dict[str, Tensor]
     gradients: dict[str, Tensor]
+    moved: list[str]
     draws: list[tuple[str, Draw]]
 
     def inputs(self, batch: Sequence[Tensor], noise: Sequence[Tensor], beta: Tensor) -> list[Tensor]:
@@ -51,27 +54,69 @@ class Traced:
 
 
 def trace(objective: Objective, context: Context, *, around: Around = contextlib.nullcontext) -> Traced:
-    """Trace the evaluation of a batch of this shape; `around` is entered with it (for autocast, say)."""
-    bnn, batch = context.bnn, context.batch
-    draws, sample = _rehearse(objective, context, around)
-    weights_and_buffers = dict(bnn.named_parameters()) | dict(bnn.named_buffers())
-    remembered = {f"{n}/{key}": t for n, r in objective.running_means().items() for key, t in r.sums.items()}
-    state = weights_and_buffers | remembered
+    """Trace value and gradients for a batch of this shape; `around` is entered with it (for autocast, say)."""
+    bnn = context.bnn
+    evaluate_fn = objective.value_and_gradients
+    draws, sample = _rehearsed(evaluate_fn, replace(context, renews=False), around)
+    state = _state(objective, bnn)
     movable = ("network.", "prior_scale.") if bnn.prior.learnt else ("network.",)
     buffers = [name for name, _ in bnn.named_buffers() if name.startswith(movable)]
-    wanted = {f"network.{name}" for name in bnn.means()} | {n for n, t in state.items() if t.requires_grad}
     owner = _owners(bnn)
     asked = [name for name in sample.gradients if state[owner[name]].requires_grad]  # not those of frozen means
     gradients = {owner[name]: torch.zeros_like(state[owner[name]]) for name in asked}
 
-    def evaluate(*inputs: Tensor) -> tuple[Tensor]:
+    def compute(traced_context: Context, places: Iterator[Tensor]) -> tuple[Tensor, ...]:
+        evaluation = evaluate_fn(replace(traced_context, renews=False))
+        moved = dict(bnn.named_buffers()) | _new_sums(objective, evaluation.updates)
+        summed: dict[str, Tensor] = {}
+        for name in asked:
+            gradient = evaluation.gradients[name]
+            summed[owner[name]] = summed[owner[name]] + gradient if owner[name] in summed else gradient
+        for gradient in summed.values():
+            place = next(places)
+            place.copy_(gradient.view(place.shape))
+        values = [evaluation.log_likelihood, evaluation.curvature, evaluation.kl]
+        values = torch.stack([value.detach().to(evaluation.kl.dtype) for value in values])
+        return values, *(moved[name].detach() for name in result.moved)
+
+    moved = [*buffers, *_new_sums(objective, sample.updates)]
+    result = Traced(torch.fx.GraphModule({}, torch.fx.Graph()), state, gradients, moved, draws)
+    return _traced(result, objective, context, around, compute)
+
+
+def trace_renewal(objective: Objective, context: Context, *, around: Around = contextlib.nullcontext) -> Traced:
+    """Trace `objective.renewal` for a batch of this shape."""
+    draws, updates = _rehearsed(objective.renewal, context, around)
+    moved = list(_new_sums(objective, updates))
+
+    def compute(traced_context: Context, _: Iterator[Tensor]) -> tuple[Tensor, ...]:
+        new = _new_sums(objective, objective.renewal(traced_context))
+        return tuple(new[name].detach() for name in moved)
+
+    empty = torch.fx.GraphModule({}, torch.fx.Graph())
+    result = Traced(empty, _state(objective, context.bnn), {}, moved, draws)
+    return _traced(result, objective, context, around, compute)
+
+
+def _traced(
+    traced: Traced,
+    objective: Objective,
+    context: Context,
+    around: Around,
+    compute: Callable[[Context, Iterator[Tensor]], tuple[Tensor, ...]],
+) -> Traced:
+    """Trace a computation with weights, buffers, memories, batch and noise as its inputs."""
+    bnn, batch, state = context.bnn, context.batch, traced.state
+    weights_and_buffers = [name for name in state if "/" not in name]
+    wanted = {f"network.{name}" for name in bnn.means()} | {n for n, t in state.items() if t.requires_grad}
+
+    def computed(*inputs: Tensor) -> tuple[Tensor, ...]:
         coming = iter(inputs)
-        arguments = {name: next(coming) for name in state}
-        given = {name: tensor.view(state[name].shape) for name, tensor in arguments.items()}
+        given = {name: next(coming).view(tensor.shape) for name, tensor in state.items()}
         given = {name: t.detach().requires_grad_() if name in wanted else t for name, t in given.items()}
-        given |= {name: given[name].clone() for name in buffers}  # the network moves the copies
+        given |= {name: given[name].clone() for name, _ in bnn.named_buffers()}  # the network moves the copies
         x, y, weights = tree.map_tensors(lambda _: next(coming), (batch.x, batch.y, batch.weights))
-        streams = replace(context.streams, tapes=_tapes(draws, coming))
+        streams = replace(context.streams, tapes=_tapes(traced.draws, coming))
         beta: Any = next(coming)
         with contextlib.ExitStack() as stack:
             stack.enter_context(installed(bnn, {name: given[name] for name in weights_and_buffers}))
@@ -80,30 +125,24 @@ def trace(objective: Objective, context: Context, *, around: Around = contextlib
             stack.enter_context(torch.enable_grad())
             stack.enter_context(around())
             traced_batch = Batch(x, y, weights, batch.size, trusted=True)
-            evaluation = objective.value_and_gradients(Context(bnn, traced_batch, streams, beta, True))
-            moved = {name: buffer for name, buffer in bnn.named_buffers() if name in buffers}
-        moved |= _new_sums(objective, evaluation)
-        summed: dict[str, Tensor] = {}
-        for name in asked:
-            gradient = evaluation.gradients[name]
-            summed[owner[name]] = summed[owner[name]] + gradient if owner[name] in summed else gradient
-        values = [evaluation.log_likelihood, evaluation.curvature, evaluation.kl]
-        values = [value.detach().to(evaluation.kl.dtype) for value in values]
-        totals = [gradient.detach().sum().to(evaluation.kl.dtype) for gradient in summed.values()]
-        sound = torch.stack([*values, *totals]).isfinite().all()
-        for name, new in moved.items():
-            old = arguments[name]
-            old.copy_(torch.where(sound, new.detach().view(old.shape).to(old.dtype), old))
-        for gradient in summed.values():
-            place = next(coming)
-            place.copy_(gradient.view(place.shape))
-        return (torch.stack([*values, sound.to(evaluation.kl.dtype)]),)
+            return compute(Context(bnn, traced_batch, streams, beta, True), coming)
 
-    noise = [request.made_with(torch.Generator(PURPOSES[p] or bnn.device)).to(bnn.device) for p, request in draws]
-    traced = Traced(torch.fx.GraphModule({}, torch.fx.Graph()), state, gradients, draws)
+    noise = [d.made_with(torch.Generator(PURPOSES[p] or bnn.device)).to(bnn.device) for p, d in traced.draws]
     tensors = list(tree.tensors((batch.x, batch.y, batch.weights)))
     inputs = traced.inputs(tensors, noise, beta_tensor(context.beta, bnn.device))
-    return replace(traced, graph=make_fx(evaluate, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs))
+    return replace(traced, graph=make_fx(computed, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs))
+
+
+def trace_commit(olds: Sequence[Tensor], news: Sequence[Tensor], unsound: Tensor) -> torch.fx.GraphModule:
+    """Trace a graph of (unsound, old, ..., new, ...) that makes new values the present ones unless `unsound` is 1."""
+
+    def commit(unsound: Tensor, *tensors: Tensor) -> tuple[()]:
+        half = len(tensors) // 2
+        for old, new in zip(tensors[:half], tensors[half:], strict=True):
+            old.copy_(torch.where(unsound == 0, new.view(old.shape).to(old.dtype), old))
+        return ()
+
+    return make_fx(commit, tracing_mode="fake")(unsound, *map(as_argument, olds), *news)
 
 
 def as_argument(tensor: Tensor) -> Tensor:
@@ -116,19 +155,26 @@ def beta_tensor(beta: float, device: torch.device) -> Tensor:
     return torch.tensor(beta, device=device, dtype=torch.float64)
 
 
-def _new_sums(objective: Objective, evaluation: Evaluation) -> dict[str, Tensor]:
+def _state(objective: Objective, bnn: BNN) -> dict[str, Tensor]:
+    remembered = {f"{n}/{key}": t for n, r in objective.running_means().items() for key, t in r.sums.items()}
+    return dict(bnn.named_parameters()) | dict(bnn.named_buffers()) | remembered
+
+
+def _new_sums(objective: Objective, updates: Updates) -> dict[str, Tensor]:
     names = {id(running): name for name, running in objective.running_means().items()}
-    return {f"{names[id(r)]}/{key}": total for r, sums in evaluation.updates for key, total in sums.items()}
+    return {f"{names[id(r)]}/{key}": total for r, sums in updates for key, total in sums.items()}
 
 
-def _rehearse(objective: Objective, context: Context, around: Around) -> tuple[list[tuple[str, Draw]], Evaluation]:
-    """Evaluate once, eagerly and leaving nothing behind, to learn what is drawn and which gradients there are."""
+def _rehearsed(
+    compute: Callable[[Context], Result], context: Context, around: Around
+) -> tuple[list[tuple[str, Draw]], Result]:
+    """Compute once, eagerly and leaving nothing behind, to learn what is drawn and what comes out."""
     bnn = context.bnn
     order: list[tuple[str, Draw]] = []
     tapes = {p: _Noting(p, order, context.streams.generator(p, d or bnn.device)) for p, d in PURPOSES.items()}
     with prepared(context), bnn.buffers_restored(), around():
-        sample = objective.value_and_gradients(replace(context, streams=replace(context.streams, tapes=tapes)))
-    return order, sample
+        result = compute(replace(context, streams=replace(context.streams, tapes=tapes)))
+    return order, result
 
 
 class _Noting(Tape):

@@ -1,17 +1,21 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
+import contextlib
 import warnings
 import weakref
+from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from varlap.curvature import DEFAULT, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError, VarlapWarning
-from varlap.objectives.curvature_term import curvature_data_term, remembered_data_term
+from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered
 from varlap.objectives.kinks import warn_about_kinks
-from varlap.objectives.objective import Context, DataTerm, Objective
+from varlap.objectives.map import mean_data_term
+from varlap.objectives.objective import Context, DataTerm, Gradients, Objective
 from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
@@ -98,13 +102,32 @@ class VL(Objective):
                 )
 
     def data_term(self, context: Context) -> DataTerm:
-        """Evaluate the log-likelihood and the curvature penalty from one forward pass."""
+        """Evaluate the log-likelihood and the curvature penalty: from one forward pass, or as it is remembered."""
         learn = self.variances == "learnt"
         if not self.curvature.memory:
             return curvature_data_term(context, self.curvature, learn_variances=learn)
-        if not self._fisher and not self.curvature.weight(context.streams.step):
-            return curvature_data_term(context, self.curvature, learn_variances=learn)  # nothing to remember yet
-        return remembered_data_term(context, self.curvature, self._fisher, self._gradient, learn_variances=learn)
+        data = mean_data_term(context)
+        updates = self.renewal(context) if context.renews else []
+        with contextlib.ExitStack() as stack:
+            for running, sums in [] if self._fisher else updates:  # the first ones serve at once
+                stack.enter_context(running.standing_in(sums))
+            if self._fisher:
+                data = with_remembered(data, context, self._fisher, self._gradient, learn_variances=learn)
+            elif context.with_gradients and learn:
+                unmoved = {name: torch.zeros_like(log_sigma) for name, log_sigma in context.bnn.log_sigma.items()}
+                data = replace(data, log_sigma_gradients=unmoved)
+        return replace(data, updates=updates)
+
+    def renews(self, step: int) -> bool:
+        """Whether a step evaluates the curvature anew for its memory."""
+        return bool(self.curvature.memory and self.curvature.weight(step))
+
+    def renewal(self, context: Context) -> Updates:
+        """Evaluate the curvature for the steps to come; without gradients only where nothing is remembered yet."""
+        if not self.renews(context.streams.step) or (self._fisher and not context.with_gradients):
+            return []
+        diagonal, updates = renewed(context, self.curvature, self._fisher, self._gradient)
+        return updates + self._variance_updates(diagonal)
 
     def update_variances(self, bnn: BNN, *, step: int | None = None, beta: float | Tensor | None = None) -> None:
         """Set log σ to its closed form for the running Fisher (Eq. 23); does nothing where the optimizer learns it.
@@ -129,9 +152,12 @@ class VL(Objective):
 
     def updates_after(self, data: DataTerm) -> Updates:
         """Add this step's Fisher to the running mean for the closed form; the weight of skipped steps never enters."""
-        if self.variances == "learnt" or data.diagonal is None:
+        return [] if data.diagonal is None else self._variance_updates(data.diagonal)
+
+    def _variance_updates(self, diagonal: Gradients) -> Updates:
+        if self.variances == "learnt":
             return []
-        return [(self._variance_fisher, self._variance_fisher.including(data.diagonal)[1])]
+        return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])]
 
     def running_means(self) -> dict[str, RunningMean]:
         """Return the running Fisher of the closed form, and what `Fisher(memory=...)` remembers."""

@@ -231,12 +231,11 @@ class TrainingStep:
         pool = next((replay.pool for replay, _ in self._replays.values()), None)
 
         def after(replay: Compiled) -> None:
-            assert replay.values is not None
             for parameter, gradient in replay.gradients.items():
                 self.bnn.get_parameter(parameter).grad = gradient
             if self._clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), self._clip_norm)
-            with self._skipping(replay.values[3] == 0):
+            with self._skipping(replay.unsound):
                 self.optimizer.step()
             self.objective.update_variances(self.bnn, beta=replay.beta)  # from sums that an unsound step left alone
 
@@ -258,7 +257,7 @@ class TrainingStep:
     def _skipping(self, unsound: Tensor) -> Iterator[None]:
         """Let the optimizer's step change nothing where a gradient is not sound."""
         if self._guards_weights():
-            self.optimizer.found_inf = unsound.float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = unsound  # type: ignore[attr-defined]
         try:
             yield
         finally:
