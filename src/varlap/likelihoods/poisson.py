@@ -40,7 +40,7 @@ class Poisson(nn.Module):
         return Prediction(mean=rate, variance=rate)
 
     def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
-        """Return the exact moments under a Gaussian log rate N(m, v): E y = exp(m + v/2), Var y = E y + (eᵛ − 1)(E y)²."""
+        """Return the moments under a log rate N(m, v), exactly: E y = exp(m + v/2), Var y = E y + (eᵛ − 1)(E y)²."""
         variance = variances_of(covariance, mean)
         rate = (mean + variance / 2).exp()
         return Prediction(mean=rate, variance=rate + variance.expm1() * rate.square(), noise_variance=rate)

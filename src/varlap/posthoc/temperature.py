@@ -10,7 +10,7 @@ import torch
 from varlap import tree
 from varlap.curvature.protocol import check_targets
 from varlap.data import as_batches
-from varlap.errors import BatchError, VarlapWarning
+from varlap.errors import BatchError, VarlapWarning, warn
 from varlap.likelihoods.prediction import Prediction
 from varlap.posterior import BNN
 from varlap.predict import How, predict
@@ -33,8 +33,8 @@ def fit_temperature(
 ) -> float:
     """Return the temperature T between 0.01 and 100 that minimises the NLL of held-out data, for a way of predicting.
 
-    Predict with it by `bnn.predict(x, how, temperature=T)`, and score by `varlap.evaluate(bnn, test, how=how, temperature=T)`.
-    T divides the logits of every draw; labels do not change for the mean network, probabilities do. Nothing is trained.
+    Predict with it by `bnn.predict(x, how, temperature=T)`; `varlap.evaluate` takes `temperature=T` too. T divides the
+    logits of every draw; labels do not change for the mean network, probabilities do. Nothing is trained.
 
     Args:
         bnn: a network for classes (categorical or bernoulli, or an own likelihood with `tempered`).
@@ -78,11 +78,9 @@ def fit_temperature(
     if min(best - low, high - best) < 1e-3:
         end = "lowest" if best - low < high - best else "highest"
         why = "every label is predicted right" if end == "lowest" else "the predictions are no better than chance"
-        warnings.warn(
+        warn(
             f"fit_temperature ended at the {end} temperature it tries, {math.exp(best):.3g}: on these "
-            f"{tree.leading_size(y)} held-out items {why}, or nearly; use more of them",
-            VarlapWarning,
-            stacklevel=2,
+            f"{tree.leading_size(y)} held-out items {why}, or nearly; use more of them"
         )
     return math.exp(best)
 

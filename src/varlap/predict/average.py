@@ -38,6 +38,5 @@ def average(likelihood: Likelihood, draws: Sequence[Any]) -> Prediction:
     if first.variance is None:
         return Prediction(mean=means.mean(0), **common)
     noise_variance = torch.stack([p.variance for p in predictions if p.variance is not None]).mean(0)
-    return Prediction(
-        mean=means.mean(0), variance=noise_variance + means.var(0, correction=0), noise_variance=noise_variance, **common
-    )
+    variance = noise_variance + means.var(0, correction=0)
+    return Prediction(mean=means.mean(0), variance=variance, noise_variance=noise_variance, **common)

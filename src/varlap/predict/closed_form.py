@@ -37,8 +37,8 @@ def output_gaussian(bnn: BNN, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """
     if couples_items(bnn.network):
         raise NetworkError(
-            "closed_form=True needs each item's own Jacobian, which does not exist for this network: batch norm without "
-            "running statistics makes each item's output depend on the others; use num_samples=30 instead"
+            "closed_form=True needs each item's own Jacobian, which does not exist for this network: batch norm "
+            "without running statistics makes each item's output depend on the others; leave closed_form out"
         )
     means, covariances = [], []
     with differentiable(bnn.network):
@@ -95,7 +95,7 @@ def _check_size(bnn: BNN, outputs: Tensor) -> None:
     if num_outputs * bnn.num_weights() > MOST_ENTRIES_OF_ONE_JACOBIAN:
         raise ConfigError(
             f"closed_form=True builds a Jacobian of {num_outputs} outputs × {bnn.num_weights()} weights for each item, "
-            "which is too large; use num_samples=30 without it, or make fewer weights Bayesian by select='head.*'"
+            "which is too large; leave closed_form out for draws, or make fewer weights Bayesian by select='head.*'"
         )
 
 

@@ -55,9 +55,9 @@ def predict(
         temperature: divides the logits, for classes: what `varlap.fit_temperature` returns.
         statistics: for "sampled", training data or a part of them: each draw gets running statistics of
             batch norm of its own by a pass over them.
-        closed_form: for "linearised", use the outputs' mean and covariance J diag(σ²) Jᵀ instead of draws of the weights;
-            exact for a Gaussian likelihood, by MacKay's probit approximation for classes. With `num_samples`, outputs
-            are drawn from that Gaussian instead of using the likelihood's formula. Takes a Jacobian for each item.
+        closed_form: for "linearised", use the outputs' mean and covariance J diag(σ²) Jᵀ instead of draws of the
+            weights: exact for a Gaussian likelihood, MacKay's probit approximation for classes. With `num_samples`,
+            outputs are drawn from that Gaussian in place of the formula. Takes a Jacobian for each item.
 
     >>> import varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
@@ -78,7 +78,7 @@ def predict(
     if closed_form and how != "linearised":
         raise ConfigError(f"predict(how={how!r}) has no closed form; closed_form=True goes with how='linearised'")
     if how == "sampled":
-        warn_of_collapse(bnn, stacklevel=3)
+        warn_of_collapse(bnn)
     inputs = Inputs(bnn, x, batch_size)
     with bnn.evaluating(), bnn.spare_buffers(), Streams(seed, 0).around_network(bnn.device):
         if how == "mean":

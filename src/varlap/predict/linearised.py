@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.errors import BatchError, NetworkError
+from varlap.likelihoods.protocol import normal_like
 from varlap.posterior import BNN
 from varlap.posterior.installed import installed
 from varlap.predict.draws import deviations
 from varlap.predict.inputs import Inputs
+from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def linearised_outputs(bnn: BNN, inputs: Inputs, num_samples: int, seed: int) ->
     >>> len(linearised_outputs(bnn, Inputs(bnn, torch.zeros(3, 2), None), num_samples=4, seed=0))
     4
     """
-    parts: list[list[Tensor]] = []
+    outputs: list[Tensor] = []
     products = Products(bnn)
     with differentiable(bnn.network):
         primal = [one_tensor(bnn.outputs(x)) for x in inputs]
@@ -41,8 +43,9 @@ def linearised_outputs(bnn: BNN, inputs: Inputs, num_samples: int, seed: int) ->
             changes = [products.of(x, tangents) for x in inputs]
             for row in range(len(numbers)):
                 # A bfloat16 sum would lose what is smaller than a hundredth of the output.
-                parts.append([_wide(f) + _wide(change[row]) for f, change in zip(primal, changes, strict=True)])
-    return [torch.cat(draw) for draw in parts]
+                rows = [_wide(f) + _wide(change[row]) for f, change in zip(primal, changes, strict=True)]
+                outputs.append(torch.cat(rows))
+    return outputs
 
 
 class Products:
@@ -74,9 +77,9 @@ class Products:
             raise
         except RuntimeError as error:
             raise NetworkError(
-                "how='linearised' needs a network that can be differentiated forwards, or backwards twice, and this one "
-                f"allows neither: {error}; does an autograd.Function of it lack jvp and have a backward that is "
-                "once_differentiable? Or use how='sampled'"
+                "how='linearised' needs a network that can be differentiated forwards, or backwards twice, and this "
+                f"one allows neither ({error}); give its autograd.Function a jvp or a backward that can be "
+                "differentiated, or use how='sampled'"
             ) from error
 
     def _by_forward_mode(self, x: Any, vectors: dict[str, Tensor]) -> Tensor:
@@ -97,16 +100,28 @@ class Products:
                 outputs = self._bnn.outputs(x)
                 if not outputs.requires_grad:
                     raise RuntimeError("the outputs do not depend on any Bayesian weight that autograd could see")
-                u = torch.zeros_like(outputs, requires_grad=True)
-                pulled = torch.autograd.grad(
-                    outputs, list(weights.values()), u, create_graph=True, allow_unused=True
-                )
-                used = {n: g for n, g in zip(weights, pulled, strict=True) if g is not None and g.requires_grad}
+                u = normal_like(outputs.detach(), Streams(0, 0).generator("outputs", outputs.device)).requires_grad_()
+                pulled = torch.autograd.grad(outputs, list(weights.values()), u, create_graph=True, allow_unused=True)
+                used = {n: g for n, g in zip(weights, pulled, strict=True) if g is not None}
+                traced = {name: gradient for name, gradient in used.items() if gradient.requires_grad}
                 rows = []
                 for row in range(len(next(iter(vectors.values())))):
-                    vector = [vectors[name][row] for name in used]
-                    rows.append(torch.autograd.grad(list(used.values()), u, vector, retain_graph=True)[0])
-        return torch.stack(rows).detach()
+                    vector = {name: vectors[name][row] for name in used}
+                    sources = list(traced.values()), u, [vector[name] for name in traced]
+                    rows.append(torch.autograd.grad(*sources, retain_graph=True)[0].detach())
+                    _check_product(u.detach(), rows[-1], {n: g.detach() for n, g in used.items()}, vector)
+        return torch.stack(rows)
+
+
+def _check_product(u: Tensor, product: Tensor, pulled: dict[str, Tensor], vector: dict[str, Tensor]) -> None:
+    """Check ⟨u, J v⟩ = ⟨Jᵀu, v⟩: a backward that torch cannot differentiate drops out of J v without a word."""
+    terms = [(gradient * vector[name]).flatten().to(_wide(product)) for name, gradient in pulled.items()]
+    expected = torch.stack([term.sum() for term in terms]).sum()
+    size = torch.stack([term.square().sum() for term in terms]).sum().sqrt()
+    half = product.dtype.itemsize < 4
+    tolerance = (0.2 if half else 1e-2) * torch.maximum(size, expected.abs())
+    if bool(((_wide(u) * _wide(product)).sum() - expected).abs() > tolerance):
+        raise RuntimeError("a backward pass of it, such as a once_differentiable one, has no derivative")
 
 
 @contextlib.contextmanager

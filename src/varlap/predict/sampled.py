@@ -8,9 +8,7 @@ from varlap.predict.inputs import Inputs, join
 from varlap.predict.statistics import reestimate
 
 
-def sampled_outputs(
-    bnn: BNN, inputs: Inputs, num_samples: int, seed: int, statistics: Any = None
-) -> list[Any]:
+def sampled_outputs(bnn: BNN, inputs: Inputs, num_samples: int, seed: int, statistics: Any = None) -> list[Any]:
     """Return f(x, w) for each of `num_samples` draws w ~ N(μ, σ²), one draw for all inputs.
 
     With `statistics` the running statistics of batch norm are moved to those of each draw, by a pass over these data;
