@@ -77,6 +77,7 @@ def warn(message: str) -> None:
     """Issue a `VarlapWarning` at the line outside of varlap and torch that led to it.
 
     >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
     ...     warn("mind the gap")
     >>> caught[0].message
     VarlapWarning('mind the gap')
