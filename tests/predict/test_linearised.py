@@ -115,9 +115,7 @@ def test_draws_are_those_of_the_dense_jacobian(case):
 def test_fused_attention_and_functions_without_a_forward_derivative_are_linearised_too(network, x):
     bnn, x = varlap.BNN(network()).double(), draw(*x)
     outputs, jacobian, sigma = dense_jacobian(bnn, x)
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     prediction = bnn.predict(x, how="linearised", num_samples=2)
-    assert torch.backends.mha.get_fastpath_enabled() == fast_path
     for number, found in enumerate(prediction.outputs):
         change = torch.cat([part.flatten() for part in deviations(bnn, 0, number).values()])
         assert_close(found, outputs + jacobian @ change)
@@ -181,8 +179,9 @@ def test_structured_outputs_are_refused_where_an_entry_must_be_chosen():
 
 
 @pytest.mark.parametrize("closed_form", [False, True])
-def test_it_works_under_inference_mode_and_autocast(closed_form):
-    bnn, x = varlap.BNN(varlap.models.mlp(4, 3)), torch.randn(5, 4)
+@pytest.mark.parametrize("network", [lambda: varlap.models.mlp(4, 3), lambda: WithFunction(OldFunction)])
+def test_it_works_under_inference_mode_and_autocast(network, closed_form):
+    bnn, x = varlap.BNN(network()), torch.randn(5, 4)
     expected = bnn.predict(x, how="linearised", closed_form=closed_form)
     with torch.inference_mode():
         found = bnn.predict(x * 1, how="linearised", closed_form=closed_form)
@@ -267,6 +266,9 @@ def test_outputs_that_share_weights_are_scored_jointly():
 @pytest.mark.parametrize("name", ["mlp-gaussian", "mlp-poisson", "mlp-heteroscedastic"])
 def test_moments_of_the_closed_form_are_those_of_many_linearised_draws(name):
     bnn, x, y = next(case for case in CASES if case.name == name).make()
+    with torch.no_grad():
+        for log_sigma in bnn.log_sigma.parameters():
+            log_sigma.add_(1)  # so wide that the weights matter
     exact = bnn.predict(x, how="linearised", closed_form=True)
     drawn = bnn.predict(x, how="linearised", num_samples=4000)
     parts = [bnn.likelihood.predict(outputs) for outputs in drawn.outputs]
@@ -276,7 +278,7 @@ def test_moments_of_the_closed_form_are_those_of_many_linearised_draws(name):
     assert_within_standard_errors((means - exact.mean).square() + noise, exact.variance)
     assert_close(exact.variance, exact.noise_variance + exact.epistemic_variance, 1e-12)
     # Of 100 draws of the outputs, where the density itself has no closed form.
-    assert (exact.log_prob(y) - drawn.log_prob(y)).abs().max() < 0.1
+    assert (exact.log_prob(y) - drawn.log_prob(y)).abs().max() < 0.2
 
 
 @pytest.mark.parametrize("name", ["mlp-categorical", "mlp-bernoulli", "segmentation"])

@@ -126,14 +126,9 @@ def _check_product(u: Tensor, product: Tensor, pulled: dict[str, Tensor], vector
 
 @contextlib.contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
-    """Choose kernels that can be differentiated, whatever the caller's mode; the fused encoder layers cannot."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
+    """Choose kernels that can be differentiated, whatever the caller's mode."""
     with torch.inference_mode(False), torch.no_grad(), twice_differentiable(network):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
+        yield
 
 
 def one_tensor(outputs: Any) -> Tensor:
