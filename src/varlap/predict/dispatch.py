@@ -28,6 +28,7 @@ DEFAULT_SAMPLES = 10  # the paper's number for VI
 DEFAULT_LINEARISED = 30
 
 
+@torch.inference_mode(False)  # in which nothing could be linearised
 @torch.no_grad()
 def predict(
     bnn: BNN,

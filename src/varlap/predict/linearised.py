@@ -126,8 +126,8 @@ def _check_product(u: Tensor, product: Tensor, pulled: dict[str, Tensor], vector
 
 @contextlib.contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
-    """Choose kernels that can be differentiated, whatever the caller's mode."""
-    with torch.inference_mode(False), torch.no_grad(), twice_differentiable(network):
+    """Choose kernels that can be differentiated; what is differentiated says so itself."""
+    with torch.no_grad(), twice_differentiable(network):
         yield
 
 
