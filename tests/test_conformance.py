@@ -222,6 +222,9 @@ def test_every_objective_with_every_likelihood_and_every_prior(objective_name, l
     given = prediction.probs if likelihood in ("categorical", "bernoulli") else prediction.mean
     assert given.shape[0] == S
     assert given.isfinite().all()
+    linearised = bnn.predict(x, how="linearised", num_samples=2, seed=1)
+    assert linearised.log_prob(y).isfinite().all()
+    assert (linearised.mutual_information if linearised.mean is None else linearised.epistemic_variance).max() > 0
     assert bnn.network.training
 
     assert torch.equal(torch.get_rng_state(), state)

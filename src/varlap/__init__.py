@@ -32,7 +32,8 @@ from varlap.objectives import (
     unbounded_variances,
 )
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior, Weight
-from varlap.posthoc import VarianceGap, laplace, variance_gap
+from varlap.posthoc import VarianceGap, fit_temperature, laplace, variance_gap
+from varlap.predict import reestimate_statistics
 from varlap.training import FitSettings, History, TrainingStep, adam, fit, load
 
 __version__ = "0.1.0.dev0"
@@ -74,10 +75,12 @@ __all__ = [
     "find_kinks",
     "fisher_diagonal",
     "fit",
+    "fit_temperature",
     "hessian_diagonal",
     "laplace",
     "load",
     "models",
+    "reestimate_statistics",
     "smooth",
     "unbounded_variances",
     "variance_gap",

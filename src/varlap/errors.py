@@ -1,5 +1,7 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
+import sys
+import warnings
 from signal import Signals
 
 
@@ -69,6 +71,21 @@ class Interrupted(VarlapError):
 
 class VarlapWarning(UserWarning):
     """Base of every warning that varlap issues."""
+
+
+def warn(message: str) -> None:
+    """Issue a `VarlapWarning` at the line outside of varlap and torch that led to it.
+
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn("mind the gap")
+    >>> caught[0].message
+    VarlapWarning('mind the gap')
+    """
+    level, frame = 1, sys._getframe(0)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("varlap", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, VarlapWarning, stacklevel=level)
 
 
 def missing_extra(extra: str, what: str) -> MissingExtraError:

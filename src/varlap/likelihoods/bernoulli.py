@@ -1,5 +1,7 @@
 """Independent yes-or-no answers (multi-label), from logits."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 from varlap.errors import BatchError
 from varlap.likelihoods.protocol import (
     Prediction,
+    probit_scaled,
     require_same_shape,
     require_tensor,
     sum_over_positions,
@@ -40,6 +43,15 @@ class Bernoulli(nn.Module):
     def predict(self, outputs: Tensor) -> Prediction:
         """Return the probability of a yes for each label."""
         return Prediction(probs=require_tensor(outputs, "bernoulli").sigmoid(), exclusive=False)
+
+    def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
+        """Return the probability of a yes under Gaussian logits, by MacKay's approximation."""
+        scaled = probit_scaled(mean, covariance)
+        return replace(self.predict(scaled), outputs=[scaled], likelihood=self)
+
+    def tempered(self, outputs: Tensor, temperature: float) -> Tensor:
+        """Divide the logits."""
+        return require_tensor(outputs, "bernoulli") / temperature
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets other than 0 and 1."""

@@ -1,11 +1,13 @@
 """Classes, from logits."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from varlap.errors import BatchError
-from varlap.likelihoods.protocol import Prediction, require_tensor, sum_over_positions, uniform
+from varlap.likelihoods.protocol import Prediction, probit_scaled, require_tensor, sum_over_positions, uniform
 
 
 class Categorical(nn.Module):
@@ -48,6 +50,15 @@ class Categorical(nn.Module):
     def predict(self, outputs: Tensor) -> Prediction:
         """Return class probabilities along dimension 1."""
         return Prediction(probs=require_tensor(outputs, "categorical").softmax(1))
+
+    def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
+        """Return class probabilities under Gaussian logits, by MacKay's approximation from their variances alone."""
+        scaled = probit_scaled(mean, covariance)
+        return replace(self.predict(scaled), outputs=[scaled], likelihood=self)
+
+    def tempered(self, outputs: Tensor, temperature: float) -> Tensor:
+        """Divide the logits."""
+        return require_tensor(outputs, "categorical") / temperature
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse labels that are not integers or not in 0..K-1."""

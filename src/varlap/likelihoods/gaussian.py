@@ -1,6 +1,7 @@
 """Regression with one noise level, known or learnt."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from varlap.likelihoods.protocol import (
     require_same_shape,
     require_tensor,
     sum_over_positions,
+    variances_of,
 )
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -21,6 +23,35 @@ def gaussian_log_prob(targets: Tensor, mean: Tensor, log_scale: Tensor) -> Tenso
     """Return log N(targets; mean, exp(log_scale)²), entry by entry."""
     standardised = (targets - mean) * (-log_scale).exp()
     return -0.5 * standardised.square() - log_scale - LOG_SQRT_2PI
+
+
+class CorrelatedGaussian:
+    """p(y | outputs) = N(y; mean, covariance) for the flattened outputs of each item: a linearised predictive.
+
+    >>> outputs = {"mean": torch.zeros(1, 2), "covariance": torch.eye(2)[None]}
+    >>> CorrelatedGaussian().log_prob(outputs, torch.ones(1, 2))
+    tensor([-2.8379])
+    """
+
+    def log_prob(self, outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        """Return the log-density of each item."""
+        mean = require_same_shape(outputs["mean"], targets, "gaussian")
+        return self._distribution(outputs).log_prob((targets - mean).reshape(len(mean), -1))
+
+    def sample(self, outputs: dict[str, Tensor], generator: torch.Generator, targets: Any = None) -> Tensor:  # noqa: ARG002
+        """Draw all outputs of each item jointly."""
+        mean, factor = outputs["mean"], self._distribution(outputs).scale_tril
+        noise = normal_like(factor[..., 0], generator)
+        return mean + (factor @ noise[..., None]).reshape(mean.shape)
+
+    def predict(self, outputs: dict[str, Tensor]) -> Prediction:
+        """Return the mean and each output's variance."""
+        return Prediction(mean=outputs["mean"], variance=variances_of(outputs["covariance"], outputs["mean"]))
+
+    def _distribution(self, outputs: dict[str, Tensor]) -> torch.distributions.MultivariateNormal:
+        covariance = outputs["covariance"]
+        centre = torch.zeros_like(covariance[..., 0])
+        return torch.distributions.MultivariateNormal(centre, covariance, validate_args=False)
 
 
 class Gaussian(nn.Module):
@@ -63,6 +94,20 @@ class Gaussian(nn.Module):
         """Return the mean and the noise's variance."""
         outputs = require_tensor(outputs, "gaussian")
         return Prediction(mean=outputs, variance=(2 * self._log_noise_for(outputs)).exp().expand_as(outputs))
+
+    def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
+        """Return the exact predictive N(mean, covariance + noise²), whose `log_prob` is that of all outputs jointly."""
+        noise = self.predict(mean).variance
+        assert noise is not None
+        noise = noise.to(covariance.dtype)
+        total = covariance + torch.diag_embed(noise.flatten(1) if noise.ndim > 1 else noise[:, None])
+        return Prediction(
+            mean=mean,
+            variance=variances_of(covariance, mean) + noise,
+            noise_variance=noise,
+            outputs=[{"mean": mean, "covariance": total}],
+            likelihood=CorrelatedGaussian(),
+        )
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets of another shape."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from varlap.errors import BatchError
 from varlap.likelihoods.gaussian import gaussian_log_prob
-from varlap.likelihoods.protocol import Prediction, normal_like, require_tensor, sum_over_positions
+from varlap.likelihoods.protocol import Prediction, normal_like, require_tensor, sum_over_positions, variances_of
 
 
 class Heteroscedastic(nn.Module):
@@ -39,6 +39,13 @@ class Heteroscedastic(nn.Module):
         """Return the mean and the variance that the network gives."""
         mean, log_scale = self._split(outputs)
         return Prediction(mean=mean, variance=(2 * log_scale).exp())
+
+    def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
+        """Return the exact moments under Gaussian m and r: Var y = Var m + E exp(2r) = Var m + exp(2 E r + 2 Var r)."""
+        centre, log_scale = self._split(mean)
+        of_centre, of_log_scale = self._split(variances_of(covariance, mean))
+        noise = (2 * log_scale + 2 * of_log_scale).exp()
+        return Prediction(mean=centre, variance=of_centre + noise, noise_variance=noise)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets whose shape is not that of the means."""

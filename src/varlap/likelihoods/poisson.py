@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from varlap.errors import BatchError
-from varlap.likelihoods.protocol import Prediction, require_same_shape, require_tensor, sum_over_positions
+from varlap.likelihoods.protocol import Prediction, require_same_shape, require_tensor, sum_over_positions, variances_of
 
 LARGEST_RATE = 2.0**62  # beyond, torch's 64-bit counts overflow and come out negative
 
@@ -38,6 +38,12 @@ class Poisson(nn.Module):
         """Return the rate as mean and variance."""
         rate = require_tensor(outputs, "poisson").exp()
         return Prediction(mean=rate, variance=rate)
+
+    def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
+        """Return the moments under a log rate N(m, v), exactly: E y = exp(m + v/2), Var y = E y + (eᵛ − 1)(E y)²."""
+        variance = variances_of(covariance, mean)
+        rate = (mean + variance / 2).exp()
+        return Prediction(mean=rate, variance=rate + variance.expm1() * rate.square(), noise_variance=rate)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets that are no counts."""

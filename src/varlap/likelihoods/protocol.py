@@ -1,5 +1,6 @@
 """What a likelihood is: the protocol that built-in and users' own likelihoods follow."""
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,6 +24,11 @@ class Likelihood(Protocol):
       shaped like the outputs), whose covariance is the Fisher information of the outputs. It makes the
       whole gradient and the exact Fisher available.
     - `check(outputs, targets)`: raise `BatchError` for targets that cannot be right.
+    - `predict_from_gaussian(mean, covariance)`: the `Prediction` where the outputs of each item are Gaussian with this
+      mean, shaped like outputs, and covariance [S, D, D] of its D flattened outputs; for linearised prediction
+      in closed form. If it sets no `outputs` by which `log_prob` could be computed, draws of the outputs serve
+      that; without the method they serve for all.
+    - `tempered(outputs, temperature)`: the outputs with their logits divided by a temperature.
 
     >>> class Exponential:
     ...     def log_prob(self, outputs, targets):
@@ -46,6 +52,24 @@ class Likelihood(Protocol):
     def predict(self, outputs: Any) -> Prediction:
         """Turn outputs into probabilities, or a mean and a variance."""
         ...
+
+
+def variances_of(covariance: Tensor, mean: Tensor) -> Tensor:
+    """Return the diagonal of each item's covariance [S, D, D] in the shape of the mean.
+
+    >>> variances_of(torch.eye(4).expand(3, 4, 4), torch.zeros(3, 2, 2)).shape
+    torch.Size([3, 2, 2])
+    """
+    return covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
+
+
+def probit_scaled(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return m / √(1 + π v / 8): the logits whose sigmoid is near the mean sigmoid of N(m, v) (MacKay 1992).
+
+    >>> probit_scaled(torch.ones(1, 1), torch.zeros(1, 1, 1))
+    tensor([[1.]])
+    """
+    return mean / (1 + math.pi / 8 * variances_of(covariance, mean)).sqrt()
 
 
 def sum_over_positions(values: Tensor) -> Tensor:

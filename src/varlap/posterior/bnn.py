@@ -322,15 +322,26 @@ class BNN(nn.Module):
 
     # -- delegates ----------------------------------------------------------------------------------------------
 
-    def predict(self, x: Any) -> Prediction:
-        """Predict with the mean network: probabilities, or mean and variance.
+    def predict(self, x: Any, how: Literal["mean", "sampled", "linearised"] = "mean", **options: Any) -> Prediction:
+        """Predict: probabilities, or mean and variance; in evaluation mode, which is put back.
 
-        >>> BNN(nn.Linear(4, 3)).predict(torch.zeros(2, 4)).probs.shape
+        Args:
+            x: inputs as in training, tensors or arrays.
+            how: "mean" for the likelihood of the targets, "linearised" for what lies outside the training data, or
+                "sampled", which warns where it is likely to be worse than both.
+            options: those of `varlap.predict.predict`: `num_samples`, `seed` (draws are determined by it), `batch_size`
+                (inputs at a time), `temperature` (from `varlap.fit_temperature`), `statistics` (for "sampled":
+                data for batch norm's statistics of each draw), `closed_form` (for "linearised": no draws).
+
+        >>> bnn, x = BNN(nn.Linear(4, 3)), torch.zeros(2, 4)
+        >>> bnn.predict(x).probs.shape
         torch.Size([2, 3])
+        >>> bnn.predict(x, how="linearised", num_samples=30).mutual_information.shape
+        torch.Size([2])
         """
         from varlap.predict import predict
 
-        return predict(self, x)
+        return predict(self, x, how, **options)
 
     def save(self, path: Path | str) -> None:
         """Write weights, variances and what describes the posterior to a new folder, for `varlap.load`.

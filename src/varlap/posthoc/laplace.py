@@ -24,6 +24,10 @@ def laplace(
 ) -> dict[str, Tensor]:
     """Set every variance to σ² = β/(N f + β/s²) for the curvature f per datum at the present mean, in evaluation mode.
 
+    After MAP this is Laplace's method, made for `bnn.predict(x, how="linearised")`. After VL or VI on a network with
+    batch norm, with the same beta, it estimates the variances again as prediction sees the network: with running
+    statistics instead of those of a batch, which predicts better. The means stay.
+
     Args:
         bnn: the network, at any mean: a MAP solution for Laplace's method proper.
         data: the training data: a tuple (x, y), a Dataset or a DataLoader.

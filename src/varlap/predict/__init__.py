@@ -1,5 +1,6 @@
-"""Prediction: one function a mode."""
+"""Prediction: one file a mode, and `predict`, which chooses."""
 
-from varlap.predict.mean import predict
+from varlap.predict.dispatch import How, predict
+from varlap.predict.statistics import reestimate_statistics
 
-__all__ = ["predict"]
+__all__ = ["How", "predict", "reestimate_statistics"]

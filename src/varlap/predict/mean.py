@@ -1,24 +1,17 @@
 """Prediction by the mean network: what the paper reports for VL."""
 
-from dataclasses import replace
 from typing import Any
 
-import torch
-
-from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
+from varlap.predict.inputs import Inputs, join
 
 
-@torch.no_grad()
-def predict(bnn: BNN, x: Any) -> Prediction:
-    """Predict a batch with the mean network, in evaluation mode, and put each module's mode back.
+def mean_outputs(bnn: BNN, inputs: Inputs) -> Any:
+    """Return f(x, μ).
 
-    >>> from torch import nn
-    >>> bnn = BNN(nn.Linear(2, 1), likelihood="gaussian")
-    >>> prediction = predict(bnn, torch.zeros(3, 2))
-    >>> prediction.mean.shape, prediction.variance.shape
-    (torch.Size([3, 1]), torch.Size([3, 1]))
+    >>> import torch
+    >>> bnn = BNN(torch.nn.Linear(2, 1), likelihood="gaussian")
+    >>> mean_outputs(bnn, Inputs(bnn, torch.zeros(3, 2), None)).shape
+    torch.Size([3, 1])
     """
-    with bnn.evaluating():
-        outputs = bnn.outputs(x)
-        return replace(bnn.likelihood.predict(outputs), outputs=[outputs], likelihood=bnn.likelihood)
+    return join([bnn.outputs(x) for x in inputs])

@@ -1,0 +1,144 @@
+"""Linearised prediction in closed form: outputs are Gaussian, of mean f(x, μ) and covariance J diag(σ²) Jᵀ."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varlap import tree
+from varlap.curvature.fisher import couples_items
+from varlap.errors import ConfigError, NetworkError
+from varlap.likelihoods import Likelihood, Prediction
+from varlap.posterior import BNN
+from varlap.posterior.installed import installed
+from varlap.predict.average import average
+from varlap.predict.inputs import Inputs
+from varlap.predict.linearised import differentiable, one_tensor
+from varlap.streams import Streams
+
+log = logging.getLogger(__name__)
+
+MOST_ENTRIES_OF_ONE_JACOBIAN = 2**30  # four gigabytes in single precision
+ENTRIES_AT_ONCE = 2**27
+NUM_OUTPUT_DRAWS = 100  # of the outputs, for what the likelihood has no formula of
+
+
+def output_gaussian(bnn: BNN, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return for each item the mean f(x, μ) and the covariance J diag(σ²) Jᵀ of its D outputs, [S, D, D].
+
+    >>> import varlap
+    >>> bnn = BNN(torch.nn.Linear(2, 1, bias=False), "gaussian", prior=varlap.OneScalePrior(1.0))
+    >>> _ = torch.nn.init.zeros_(bnn.log_sigma["weight"])
+    >>> output_gaussian(bnn, Inputs(bnn, torch.tensor([[1.0, 2.0]]), None))[1]
+    tensor([[[5.]]])
+    """
+    if couples_items(bnn.network):
+        raise NetworkError(
+            "closed_form=True needs each item's own Jacobian, which does not exist for this network: batch norm "
+            "without running statistics makes each item's output depend on the others; leave closed_form out"
+        )
+    means, covariances = [], []
+    with differentiable(bnn.network):
+        for x in inputs:
+            mean = one_tensor(bnn.outputs(x))
+            _check_size(bnn, mean)
+            means.append(mean)
+            covariances.append(torch.cat(list(_covariances(bnn, x, mean))) if len(mean) else mean.new_zeros(0, 0, 0))
+    return torch.cat(means), torch.cat(covariances)
+
+
+def closed_form(likelihood: Likelihood, mean: Tensor, covariance: Tensor, seed: int) -> Prediction:
+    """Return the likelihood's predictive for Gaussian outputs, by its `predict_from_gaussian` where it has one.
+
+    What that leaves out (the log-probability of a count, the expected entropy of a class) comes from draws of
+    the outputs, the same noise for every item.
+
+    >>> import varlap
+    >>> likelihood = varlap.Gaussian(noise=1.0, learnt=False)
+    >>> closed_form(likelihood, torch.zeros(1, 1), torch.full((1, 1, 1), 3.0), seed=0).variance
+    tensor([[4.]])
+    """
+    averaged = average(likelihood, drawn_outputs(mean, covariance, NUM_OUTPUT_DRAWS, seed))
+    predict_fn = getattr(likelihood, "predict_from_gaussian", None)
+    if predict_fn is None:
+        return averaged
+    prediction: Prediction = predict_fn(mean, covariance)
+    if not prediction.outputs:
+        prediction = replace(prediction, outputs=averaged.outputs, likelihood=likelihood)
+    # No more than the total, from which draws may differ by chance: their difference is what the weights leave open.
+    if prediction.probs is not None and prediction.expected_entropy is None and averaged.expected_entropy is not None:
+        aleatoric = torch.minimum(averaged.expected_entropy, prediction.entropy)
+        prediction = replace(prediction, expected_entropy=aleatoric)
+    return prediction
+
+
+def drawn_outputs(mean: Tensor, covariance: Tensor, num_draws: int, seed: int) -> list[Tensor]:
+    """Draw outputs from N(mean, covariance), with one noise for all items.
+
+    >>> [draw.shape for draw in drawn_outputs(torch.zeros(4, 2), torch.zeros(4, 2, 2), 3, seed=0)]
+    [torch.Size([4, 2]), torch.Size([4, 2]), torch.Size([4, 2])]
+    """
+    values, vectors = torch.linalg.eigh(covariance)  # not Cholesky's: a covariance may be singular
+    root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+    generator = Streams(seed, 0).generator("outputs", covariance.device)
+    noise = torch.randn(
+        num_draws, covariance.shape[-1], generator=generator, dtype=covariance.dtype, device=covariance.device
+    )
+    return [mean + (root @ one).reshape(mean.shape) for one in noise]
+
+
+def _check_size(bnn: BNN, outputs: Tensor) -> None:
+    num_outputs = outputs[0].numel() if len(outputs) else 0
+    if num_outputs * bnn.num_weights() > MOST_ENTRIES_OF_ONE_JACOBIAN:
+        raise ConfigError(
+            f"closed_form=True builds a Jacobian of {num_outputs} outputs × {bnn.num_weights()} weights for each item, "
+            "which is too large; leave closed_form out for draws, or make fewer weights Bayesian by select='head.*'"
+        )
+
+
+def _covariances(bnn: BNN, x: Any, outputs: Tensor) -> Iterator[Tensor]:
+    num_items, num_outputs = len(outputs), outputs[0].numel()
+    chunk = max(1, min(num_items, ENTRIES_AT_ONCE // (num_outputs * bnn.num_weights())))
+    sigma = {name: value.detach().exp() for name, value in bnn.log_sigma.items()}
+    dtype = torch.promote_types(outputs.dtype, torch.float32)
+    for start in range(0, num_items, chunk):
+        part = tree.take(x, slice(start, start + chunk))
+        size = min(chunk, num_items - start)
+        total = torch.zeros(size, num_outputs, num_outputs, dtype=dtype, device=outputs.device)
+        for name, rows in _jacobians(bnn, part, size).items():
+            scaled = (rows.to(dtype) * sigma[name].to(dtype)).flatten(2)
+            total += scaled @ scaled.mT
+        yield total
+
+
+def _jacobians(bnn: BNN, x: Any, num_items: int) -> dict[str, Tensor]:
+    """Return ∂ outputs / ∂ weights of each item by parameter name, [S, D, ...]."""
+    means = {name: mean.detach() for name, mean in bnn.means().items()}
+
+    def outputs(weights: dict[str, Tensor], item: Any) -> Tensor:
+        with installed(bnn.network, weights):
+            return bnn.outputs(tree.map_tensors(lambda t: t[None], item)).flatten()
+
+    with torch.enable_grad():
+        try:
+            return torch.vmap(torch.func.jacrev(outputs), in_dims=(None, 0))(means, x)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:  # what vmap cannot trace: recurrent kernels, inputs beside tensors
+            log.info("Jacobians in a loop, since torch.vmap refused the network: %s", error)
+        weights = {name: mean.clone().requires_grad_() for name, mean in means.items()}
+        items = [_rows(outputs(weights, tree.take(x, torch.tensor(i))), weights) for i in range(num_items)]
+    return {name: torch.stack([item[name] for item in items]) for name in means}
+
+
+def _rows(outputs: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    rows = [
+        torch.autograd.grad(output, list(weights.values()), retain_graph=True, allow_unused=True) for output in outputs
+    ]
+    return {
+        name: torch.stack([torch.zeros_like(weight) if row[i] is None else row[i] for row in rows])
+        for i, (name, weight) in enumerate(weights.items())
+    }

@@ -1,0 +1,45 @@
+"""When weight samples are likely to predict far worse than the mean network."""
+
+import torch
+
+from varlap.errors import warn
+from varlap.posterior import BNN
+
+MOST_RELATIVE_NOISE = 0.8
+
+
+@torch.no_grad()
+def relative_noise(bnn: BNN) -> float:
+    """Return Σσ²/Σμ² over the Bayesian matrices and kernels: how much a draw of the weights adds to them.
+
+    A layer's output for a typical input has a signal in proportion to Σμ² and, at sampled weights, a noise in
+    proportion to Σσ². The ratio grows with weights × β / data, which the posterior does not know: the best variance
+    is at most β/(N f), so more of it means more weights whose variance the data do not hold down. Biases and scales
+    of norms are left out, since their size says nothing of the signal.
+
+    >>> import varlap
+    >>> bnn = BNN(torch.nn.Linear(2, 2), prior=varlap.OneScalePrior(1.0))
+    >>> _ = torch.nn.init.ones_(bnn.network.weight), torch.nn.init.zeros_(bnn.log_sigma["weight"])
+    >>> relative_noise(bnn)
+    1.0
+    """
+    matrices = {name: mean for name, mean in bnn.means().items() if mean.ndim > 1}
+    noise = sum(float((2 * bnn.log_sigma[name]).exp().expand(mean.shape).sum()) for name, mean in matrices.items())
+    signal = sum(float(mean.square().sum()) for mean in matrices.values())
+    return noise / max(signal, torch.finfo(torch.float32).tiny)
+
+
+def warn_of_collapse(bnn: BNN) -> None:
+    """Warn where a draw adds about as much noise as there is signal.
+
+    The limit of 0.8 was measured on VL posteriors of an MLP, a wider one and a convnet with batch norm, for 300 and
+    1,000 digits and β from 0.001 to 1: every run that lost more than 0.1 of NLL by sampling was above 0.8, and of the
+    runs below it the worst lost 0.06. Some runs above it lose little: a wide network averages its noise.
+    """
+    noise = relative_noise(bnn)
+    if noise > MOST_RELATIVE_NOISE:
+        warn(
+            "weight samples of this posterior are likely to predict far worse than the mean network: a draw adds "
+            f"{noise:.2g} times the sum of squares of the mean weights (limit {MOST_RELATIVE_NOISE}), as happens where "
+            "weights × beta / data is large; use how='linearised', or how='mean' for the best NLL"
+        )

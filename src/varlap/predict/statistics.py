@@ -1,0 +1,90 @@
+"""Running statistics of batch norm, estimated again for the weights as they are."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from varlap import tree
+from varlap.data import as_batches
+from varlap.errors import BatchError
+from varlap.posterior import BNN
+from varlap.posterior.buffers import KeptBuffers
+from varlap.streams import Streams
+
+BATCH_SIZE = 128
+
+
+@torch.no_grad()
+def reestimate_statistics(bnn: BNN, data: Any, *, batch_size: int = BATCH_SIZE, seed: int = 0) -> int:
+    """Set the running statistics of batch norm to those of the data at the present means.
+
+    VI trains at sampled weights, so what it leaves in the running statistics is not what the mean network sees;
+    where a bias in front of batch norm has kept its prior's variance, the difference is large. Each layer gets the
+    average of the statistics of the batches, weighted by their size, from one pass over the data in which only batch
+    norm is in training mode.
+
+    Args:
+        bnn: the network.
+        data: the training data or a part of it: a tuple (x, y), a Dataset or a DataLoader.
+        batch_size: items in a batch, as in training.
+        seed: of networks that draw random numbers in evaluation mode too.
+
+    Returns:
+        how many layers have new statistics: 0 for a network without batch norm.
+
+    >>> from torch import nn
+    >>> bnn = BNN(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)))
+    >>> reestimate_statistics(bnn, (torch.tensor([[1.0], [3.0]]), torch.tensor([0, 1])))
+    1
+    >>> bnn.network[0].running_mean, bnn.network[0].running_var
+    (tensor([2.]), tensor([2.]))
+    """
+    kept = KeptBuffers(bnn.network)
+    try:
+        with bnn.evaluating(), Streams(seed, 0).around_network(bnn.device):
+            return reestimate(bnn, data, batch_size)
+    except BaseException:
+        kept.put_back()
+        raise
+
+
+def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE) -> int:
+    """Move the running statistics to those of the data; the rest of the network is in evaluation mode already."""
+    layers = [
+        module
+        for module in bnn.network.modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+    ]
+    if not layers:
+        return 0
+    num_items = 0
+    with _moving(layers):
+        for x, y in as_batches(data, batch_size):
+            size = tree.leading_size(y) or 0
+            if num_items and size == 1:
+                continue  # one item has no variance: torch refuses it where a channel has one value an item
+            num_items += size
+            for layer in layers:
+                layer.momentum = size / max(num_items, 1)  # makes the running average the weighted one so far
+            bnn.outputs(tree.to_device(x, bnn.device))
+    if not num_items:
+        raise BatchError("the data for batch norm's statistics hold no items; give at least a batch of training data")
+    return len(layers)
+
+
+@contextlib.contextmanager
+def _moving(layers: list[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
+    """Let these layers use and follow the statistics of each batch, from zero."""
+    settings = [(layer, layer.training, layer.momentum) for layer in layers]
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.training = True
+        yield
+    finally:
+        for layer, training, momentum in settings:
+            layer.training = training
+            layer.momentum = momentum
