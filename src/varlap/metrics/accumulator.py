@@ -21,7 +21,7 @@ from varlap.metrics.calibration import (
     equal_mass_error,
     equal_width_error,
 )
-from varlap.metrics.detection import aupr, auroc, fpr_at_tpr
+from varlap.metrics.detection import ranked_aupr, ranked_auroc, ranked_fpr, ranks
 from varlap.metrics.regression import check_moments, gaussian_crps, gaussian_log_probs, half_width
 from varlap.metrics.rows import ALL_IGNORED, IGNORED_LABEL, Rows, as_rows, checked_count, wide
 from varlap.metrics.scores import briers, nlls, top_k_hits
@@ -29,7 +29,11 @@ from varlap.metrics.scores import briers, nlls, top_k_hits
 TOP = 5
 CLASS_SCORES = ("nll", "accuracy", "top5_accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "aurc")
 REGRESSION_SCORES = ("nll", "log_likelihood", "rmse", "coverage", "width", "crps")
-DETECTORS: dict[str, Callable[[Tensor, Tensor], float]] = {"auroc": auroc, "aupr": aupr, "fpr95": fpr_at_tpr}
+DETECTORS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "auroc": ranked_auroc,
+    "aupr": ranked_aupr,
+    "fpr95": ranked_fpr,
+}
 UNCERTAINTIES = ("entropy", "mutual_information", "variance", "epistemic_variance")
 OOD_SCORES = tuple(f"ood_{detector}_{name}" for name in UNCERTAINTIES for detector in DETECTORS)
 ALL_SCORES = tuple(dict.fromkeys(CLASS_SCORES + REGRESSION_SCORES + OOD_SCORES))
@@ -92,11 +96,11 @@ class Scores:
             ignored = getattr(prediction.likelihood, "ignored_label", IGNORED_LABEL)
             rows = as_rows(prediction.probs, targets, prediction.exclusive, ignored, check=not self._trusted)
             columns = self._class_columns(rows)
-            log_probs = -rows.per_item(nlls(rows))
+            log_probs = -rows.per_item(nlls(rows)) if not prediction.outputs else None
         elif prediction.mean is not None and isinstance(targets, Tensor):
             self._is_regression = True
             columns = self._regression_columns(prediction.mean, prediction.variance, targets)
-            if prediction.variance is not None:
+            if prediction.variance is not None and not prediction.outputs:
                 log_probs = sum_over_positions(gaussian_log_probs(prediction.mean, prediction.variance, targets))
         if prediction.outputs or not columns:
             log_probs = _log_prob(prediction, targets)
@@ -131,6 +135,8 @@ class Scores:
         if labels:
             counted = labels.pop("counted") > 0
             labels = {name: column[counted] for name, column in labels.items()}
+        for name in outside.keys() & items.keys():
+            items[name], outside[name] = ranks(items[name], outside[name])
         found = self._values(items, labels, outside)
         if "labels" in items:
             num_labels = float(items["labels"].sum())

@@ -13,6 +13,7 @@ from varlap.errors import BatchError, NonFiniteError
 from varlap.metrics.rows import Rows, checked_count, checked_rows, wide
 
 BINS = 15  # equal-width bins, as in the paper's references
+AT_ONCE = 2**22  # numbers that are worth holding to sum all bins in one go
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,10 @@ def bin_index(probs: Tensor, bins: int) -> Tensor:
 
 
 def sum_in_bins(index: Tensor, values: Tensor, bins: int) -> Tensor:
-    """Sum values [L, ...] over dimension 0 by bin: [..., bins]. One bin at a time: scattered adds on a GPU are not
-    repeatable to the last bit."""
+    """Sum values [L, ...] over dimension 0 by bin: [..., bins]. Not scattered: on a GPU that changes the last bits."""
     values = wide(values)
+    if values.numel() * bins <= AT_ONCE:
+        return (values[..., None] * (index[..., None] == torch.arange(bins, device=index.device))).sum(0)
     return torch.stack([(values * (index == number)).sum(0) for number in range(bins)], -1)
 
 

@@ -17,9 +17,7 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
     >>> auroc(inside=torch.tensor([0.1, 0.4]), outside=torch.tensor([0.3, 2.0]))
     0.75
     """
-    from torchmetrics.functional.classification import binary_auroc  # slow to import
-
-    return float(binary_auroc(*_ranked(inside, outside), validate_args=False))
+    return ranked_auroc(*ranks(inside, outside))
 
 
 def aupr(inside: Tensor, outside: Tensor) -> float:
@@ -28,9 +26,7 @@ def aupr(inside: Tensor, outside: Tensor) -> float:
     >>> round(aupr(inside=torch.tensor([0.1, 0.4]), outside=torch.tensor([0.3, 2.0])), 4)
     0.8333
     """
-    from torchmetrics.functional.classification import binary_average_precision
-
-    return float(binary_average_precision(*_ranked(inside, outside), validate_args=False))
+    return ranked_aupr(*ranks(inside, outside))
 
 
 def fpr_at_tpr(inside: Tensor, outside: Tensor, tpr: float = 0.95) -> float:
@@ -41,31 +37,53 @@ def fpr_at_tpr(inside: Tensor, outside: Tensor, tpr: float = 0.95) -> float:
     """
     if not 0 < tpr <= 1:
         raise ConfigError(f"fpr_at_tpr(tpr={tpr}) must be above 0 and at most 1; 0.95 is usual")
-    from torchmetrics.functional.classification import binary_roc
-
-    scores, is_outside = _ranked(inside, outside)
-    false_alarms, found, _ = binary_roc(scores, is_outside, validate_args=False)
-    # As a count: a share in single precision may miss 0.95 by its last bit.
-    enough = (found * len(outside)).round() >= tpr * outside.numel() * (1 - 1e-12)
-    return float(false_alarms[enough][0])
+    return ranked_fpr(*ranks(inside, outside), tpr)
 
 
-def _ranked(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ranks from 0 to 1 of all scores, with 1 for the outside items.
+def ranks(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ranks of the scores among all, from 0 to 1; equal scores have equal ranks.
 
-    Ranks, since torchmetrics puts scores beyond 1 through a sigmoid, in which large ones become equal.
+    For torchmetrics, which puts scores beyond 1 through a sigmoid, in which large ones become equal.
     """
     for name, scores in (("inside", inside), ("outside", outside)):
-        if not scores.numel():
-            raise BatchError(f"{name} holds no scores; detection needs at least one item on each side")
         if scores.ndim != 1:
             raise BatchError(
                 f"{name} has shape {tuple(scores.shape)}; give one score for each item, for example the mean over its "
                 "positions, scores.flatten(1).mean(1)"
             )
+        if not len(scores):
+            raise BatchError(f"{name} holds no scores; detection needs at least one item on each side")
         if bool(scores.isnan().any()):
             raise NonFiniteError(f"{name} holds NaN; did the network diverge?")
-    scores = torch.cat([inside, outside.to(inside)])
-    values, rank = scores.unique(return_inverse=True)
-    is_outside = torch.arange(len(scores), device=scores.device) >= len(inside)
-    return wide(rank) / max(len(values) - 1, 1), is_outside.long()
+    values, rank = torch.cat([inside, outside.to(inside)]).unique(return_inverse=True)
+    rank = wide(rank) / max(len(values) - 1, 1)
+    return rank[: len(inside)], rank[len(inside) :]
+
+
+def ranked_auroc(inside: Tensor, outside: Tensor) -> float:
+    """Return the AUROC of scores between 0 and 1."""
+    from torchmetrics.functional.classification import binary_auroc  # slow to import
+
+    return float(binary_auroc(*_marked(inside, outside), validate_args=False))
+
+
+def ranked_aupr(inside: Tensor, outside: Tensor) -> float:
+    """Return the average precision of scores between 0 and 1."""
+    from torchmetrics.functional.classification import binary_average_precision
+
+    return float(binary_average_precision(*_marked(inside, outside), validate_args=False))
+
+
+def ranked_fpr(inside: Tensor, outside: Tensor, tpr: float = 0.95) -> float:
+    """Return the false alarms of scores between 0 and 1."""
+    from torchmetrics.functional.classification import binary_roc
+
+    false_alarms, found, _ = binary_roc(*_marked(inside, outside), validate_args=False)
+    num_found = (found * len(outside)).round()  # a share in single precision may miss 0.95 by its last bit
+    return float(false_alarms[num_found >= tpr * len(outside) - 1e-6][0])
+
+
+def _marked(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all scores, and 1 for each that is outside."""
+    scores = torch.cat([inside, outside])
+    return scores, (torch.arange(len(scores), device=scores.device) >= len(inside)).long()

@@ -1,6 +1,7 @@
 """Probabilities and labels that belong together, brought to one form and checked."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,12 +36,12 @@ class Rows:
         """Average values [n, P] over all labels that count."""
         return float(wide(self.per_item(values)).sum() / self.counted.sum())
 
-    @property
+    @cached_property
     def confidence(self) -> Tensor:
         """Probability of the predicted label."""
         return self.probs.amax(-1) if self.exclusive else torch.maximum(self.probs, 1 - self.probs)
 
-    @property
+    @cached_property
     def hits(self) -> Tensor:
         """1 where the predicted label is right."""
         guess = self.probs.argmax(-1) if self.exclusive else (self.probs > 0.5).long()
