@@ -184,6 +184,14 @@ def test_a_wider_level_gives_a_wider_interval():
     assert wide["nll_low"] < narrow["nll_low"] < narrow["nll_high"] < wide["nll_high"]
 
 
+def test_the_interval_of_a_mean_has_the_ends_that_its_standard_error_gives():
+    probs, y = draw(2_000, 3).softmax(1), torch.zeros(2_000).long()
+    found = score(varlap.Prediction(probs=probs), y, only="nll", bootstrap=2_000, level=0.9)
+    standard_error = probs[:, 0].log().std().item() / math.sqrt(2_000)
+    for end, sign in (("low", -1), ("high", 1)):
+        assert (found[f"nll_{end}"] - found["nll"]) / standard_error == pytest.approx(sign * 1.645, abs=0.2)
+
+
 def test_intervals_cover_the_truth_at_about_their_level():
     """For an accuracy, a mean and a detection rate, in standard errors of the count of hits."""
     level, runs, size = 0.9, 120, 100

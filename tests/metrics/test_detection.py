@@ -71,6 +71,8 @@ def test_exactly_19_of_20_found_is_95_percent():
     inside, outside = torch.tensor([0.5, 0.0]), torch.cat([torch.ones(19), torch.zeros(1) - 1])
     assert metrics.fpr_at_tpr(inside, outside) == 0
     assert metrics.fpr_at_tpr(inside, outside, 0.96) == 1
+    many = torch.cat([torch.ones(53), torch.zeros(47) - 1])  # in single precision, 53/100 · 100 is below 53
+    assert metrics.fpr_at_tpr(inside, many, 0.53) == 0
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.__name__)
