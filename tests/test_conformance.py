@@ -217,7 +217,9 @@ def test_every_objective_with_every_likelihood_and_every_prior(objective_name, l
     # Evaluation and prediction, in evaluation mode, which they put back.
     scores = varlap.evaluate(bnn, (x, y))
     assert math.isfinite(scores["nll"])
-    assert set(scores) - {"nll"} == ({"accuracy", "ece"} if likelihood in ("categorical", "bernoulli") else {"rmse"})
+    classes = ["accuracy", "brier", "ece", "adaptive_ece", *["classwise_ece"] * (likelihood == "categorical"), "aurc"]
+    regression = ["log_likelihood", "rmse", "coverage", "width", "crps"]
+    assert list(scores) == ["nll", *(classes if likelihood in ("categorical", "bernoulli") else regression)]
     prediction = bnn.predict(x)
     given = prediction.probs if likelihood in ("categorical", "bernoulli") else prediction.mean
     assert given.shape[0] == S

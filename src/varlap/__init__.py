@@ -1,6 +1,6 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
-from varlap import data, errors, models
+from varlap import data, errors, metrics, models
 from varlap.curvature import (
     Curvature,
     EmpiricalFisher,
@@ -79,6 +79,7 @@ __all__ = [
     "hessian_diagonal",
     "laplace",
     "load",
+    "metrics",
     "models",
     "reestimate_statistics",
     "smooth",

@@ -49,7 +49,7 @@ class Categorical(nn.Module):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return class probabilities along dimension 1."""
-        return Prediction(probs=require_tensor(outputs, "categorical").softmax(1))
+        return Prediction(probs=self._logits(outputs).softmax(1))
 
     def predict_from_gaussian(self, mean: Tensor, covariance: Tensor) -> Prediction:
         """Return class probabilities under Gaussian logits, by MacKay's approximation from their variances alone."""
@@ -81,14 +81,18 @@ class Categorical(nn.Module):
     def _ignored(self, targets: Tensor) -> Tensor:
         return targets.long() == self.ignored_label  # in 8 bits, 156 would equal −100
 
-    def _labels(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the labels as the 64-bit integers that torch wants, after checking shapes and type."""
+    def _logits(self, outputs: Tensor) -> Tensor:
         outputs = require_tensor(outputs, "categorical")
         if outputs.ndim < 2:
             raise BatchError(
                 f"the categorical likelihood needs outputs of shape [S, K] or [S, K, ...], got {tuple(outputs.shape)}; "
                 "for one logit per item use likelihood='bernoulli'"
             )
+        return outputs
+
+    def _labels(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the labels as the 64-bit integers that torch wants, after checking shapes and type."""
+        outputs = self._logits(outputs)
         expected = outputs.shape[:1] + outputs.shape[2:]
         if targets.shape != expected:
             raise BatchError(

@@ -1,77 +1,103 @@
 """Score a network on held-out data."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from varlap import tree
-from varlap.curvature.protocol import forward
-from varlap.data import as_batches
+from varlap.data import as_batches, as_tensors
+from varlap.errors import BatchError
+from varlap.likelihoods import Prediction
+from varlap.metrics.accumulator import Scores
 from varlap.posterior import BNN
-from varlap.posterior.batch import checked_batch
-
-if TYPE_CHECKING:
-    import torchmetrics
-
-ECE_BINS = 15  # equal-width bins, as in the paper's references
+from varlap.posterior.batch import check_finite, checked_batch
+from varlap.predict import predict
 
 
 @torch.no_grad()
-def evaluate(bnn: BNN, data: Any, *, batch_size: int = 512) -> dict[str, float]:
-    """Return the mean network's NLL per item, with accuracy and ECE (15 equal-width bins) for classes, or RMSE.
+def evaluate(
+    bnn: BNN,
+    data: Any,
+    *,
+    how: str = "mean",
+    num_samples: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    ood: Any = None,
+    only: Iterable[str] | None = None,
+    bootstrap: int = 0,
+    level: float = 0.95,
+    batch_size: int = 512,
+) -> dict[str, float]:
+    """Return the scores of a network's predictions, in nats where they have a unit.
 
-    `data` is a tuple (x, y), a Dataset or a DataLoader; it is read in batches, so it need not fit on the device. For
-    positions (pixels, tokens) and several labels accuracy and ECE count each of them, except for ignored ones.
+    For classes: `nll`, `accuracy`, `top5_accuracy` (of more than 5 classes), `brier`, `ece`, `adaptive_ece`,
+    `classwise_ece` (15 bins each) and `aurc`; for yes-or-no labels the same without the top five and the classwise one.
+    For regression: `nll`, `log_likelihood` (−nll), `rmse`, `coverage`, `width` and `crps`. NLL and log-likelihood are
+    per item, summed over its positions (pixels, tokens) or labels; the others count each of them but ignored ones.
+
+    With `ood`: `ood_auroc_entropy`, `ood_aupr_entropy`, `ood_fpr95_entropy`, and the same by `mutual_information` where
+    the prediction has it; for regression by `variance` and `epistemic_variance`. Outside is the positive side; the
+    uncertainty of an item is the mean over its positions. See `varlap.metrics` for each.
+
+    The data are read in batches and need not fit in memory: a few numbers are kept for each item, and for
+    `adaptive_ece` and `aurc` for each position.
+
+    Args:
+        bnn: the network.
+        data: a tuple (x, y), a Dataset, a DataLoader or a list of batches.
+        how: the way to predict: the mean network, or an average over draws.
+        num_samples: how many draws; None leaves it to the way of predicting.
+        seed: of these draws and of the bootstrap.
+        temperature: divides the outputs before they become probabilities.
+        ood: inputs from elsewhere (a tensor, an array or a dict of them), or data in the forms above, whose targets are
+            not read.
+        only: names of the scores that are wanted; None for all that apply.
+        bootstrap: how often to draw the items anew for intervals `NAME_low` and `NAME_high`; 1000 is usual.
+        level: of the predictive intervals that `coverage` and `width` judge, and of the bootstrap's.
+        batch_size: items in a batch.
 
     >>> from torch import nn
     >>> scores = evaluate(BNN(nn.Linear(2, 3)), (torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])))
     >>> sorted(scores)
-    ['accuracy', 'ece', 'nll']
+    ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
-    nll_sum, num_items = 0.0, 0
-    scores: dict[str, torchmetrics.Metric] = {}
-    with bnn.evaluating():
-        for number, (x, y) in enumerate(as_batches(data, batch_size)):
-            x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
-            part = forward(bnn, checked_batch(x, y, step=number))
-            nll_sum -= float(part.log_likelihood_sum(bnn))
-            num_items += part.batch.size
-            prediction = bnn.likelihood.predict(part.outputs)
-            if prediction.probs is not None:
-                probs, labels = _one_row_a_label(prediction.probs, y, getattr(bnn.likelihood, "ignored_label", None))
-                scores = scores or _class_scores(probs)
-                for score in scores.values():
-                    score.update(probs.float(), labels)
-            elif prediction.mean is not None:
-                scores = scores or _regression_scores(bnn.device)
-                for score in scores.values():
-                    score.update(prediction.mean.flatten(), y.flatten())
-    return {"nll": nll_sum / num_items, **{name: float(score.compute()) for name, score in scores.items()}}
+    options: dict[str, Any] = {}
+    if how != "mean":
+        options |= {"how": how, "seed": seed} | ({} if num_samples is None else {"num_samples": num_samples})
+    if temperature != 1.0:
+        options["temperature"] = temperature
+    scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
+    for number, (x, y) in enumerate(as_batches(data, batch_size)):
+        checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
+        prediction = predict(bnn, tree.to_device(x, bnn.device), **options)
+        y = tree.to_device(y, bnn.device)
+        _check_targets(bnn, prediction, y)
+        scores.add(prediction, y)
+    if ood is not None:
+        for x in _inputs(ood, batch_size):
+            scores.add_ood(predict(bnn, tree.to_device(x, bnn.device), **options))
+    return scores.compute()
 
 
-def _one_row_a_label(probs: Tensor, y: Tensor, ignored_label: int | None) -> tuple[Tensor, Tensor]:
-    """Return probabilities [M, K] with labels [M], or [M] with [M] for yes or no, without ignored positions."""
-    if probs.shape == y.shape:
-        return probs.flatten(), y.flatten().long()
-    rows, labels = probs.movedim(1, -1).flatten(0, -2), y.flatten()
-    counted = torch.ones_like(labels, dtype=torch.bool) if ignored_label is None else labels != ignored_label
-    return rows[counted], labels[counted]
+def _check_targets(bnn: BNN, prediction: Prediction, targets: Any) -> None:
+    check = getattr(bnn.likelihood, "check", None)
+    if check is not None and prediction.outputs:
+        check(prediction.outputs[0], targets)
 
 
-def _class_scores(probs: Tensor) -> dict[str, "torchmetrics.Metric"]:
-    from torchmetrics import classification  # slow to import
-
-    if probs.ndim == 1:
-        accuracy = classification.BinaryAccuracy()
-        ece = classification.BinaryCalibrationError(n_bins=ECE_BINS, norm="l1")
-    else:
-        accuracy = classification.MulticlassAccuracy(probs.shape[1], average="micro")
-        ece = classification.MulticlassCalibrationError(probs.shape[1], n_bins=ECE_BINS, norm="l1")
-    return {"accuracy": accuracy.to(probs.device), "ece": ece.to(probs.device)}
-
-
-def _regression_scores(device: torch.device) -> dict[str, "torchmetrics.Metric"]:
-    from torchmetrics.regression import MeanSquaredError
-
-    return {"rmse": MeanSquaredError(squared=False).to(device)}
+def _inputs(ood: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches of the inputs of out-of-distribution data, checked for NaN."""
+    if isinstance(ood, Mapping) or hasattr(ood, "__array__"):
+        x, _ = as_tensors((ood, torch.zeros(0)))
+        size = tree.leading_size(x)
+        ood = (x, torch.zeros(size)) if size else []
+    number = -1
+    for number, (x, _) in enumerate(as_batches(ood, batch_size)):
+        check_finite(
+            list(tree.named_tensors(x, "ood x")), step=number, advice="clean the data or the transform that made it"
+        )
+        yield x
+    if number < 0:
+        raise BatchError("ood holds no items, counted by the first dimension; give at least one, or leave it out")

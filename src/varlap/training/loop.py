@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 AT_THE_PRIOR = 0.95  # a weight whose σ is at least so much of its prior's s has learnt nothing
 RUNAWAY = 100.0  # σ/s beyond which the variances have lost their footing
 STEPS_BETWEEN_VALUES = 20
+VALIDATION_SCORES = ("nll", "accuracy", "ece", "rmse")  # cheap ones, each epoch; those that apply
 
 
 @dataclass
@@ -210,7 +211,7 @@ class Loop:
     def _validated(self, epoch: int) -> dict[str, float]:
         """Score the validation data; all ranks go by the first one's NLL."""
         try:
-            scores = evaluate(self.bnn, self.validation)
+            scores = evaluate(self.bnn, self.validation, only=VALIDATION_SCORES)
         except NonFiniteError as error:
             raise NonFiniteError(
                 f"after epoch {epoch}, in the validation data (step counts its batches): {error}"
