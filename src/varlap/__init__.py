@@ -1,6 +1,6 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
-from varlap import data, errors, models
+from varlap import data, errors, models, plot
 from varlap.curvature import (
     Curvature,
     EmpiricalFisher,
@@ -78,6 +78,7 @@ __all__ = [
     "laplace",
     "load",
     "models",
+    "plot",
     "smooth",
     "unbounded_variances",
     "variance_gap",
