@@ -49,6 +49,8 @@ def decision_2d(
     """
     if what not in ("probability", "entropy", "mutual_information"):
         raise ConfigError(f"plot.decision_2d(what={what!r}): choose 'probability', 'entropy' or 'mutual_information'")
+    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
+        raise ConfigError(f"plot.decision_2d(resolution={resolution}) must be a whole number, at least 2")
     points, labels = (None, None) if train is None else _points(*train)
     extent = limits or _limits(points)
     horizontal = torch.linspace(extent[0], extent[1], resolution)
@@ -60,6 +62,7 @@ def decision_2d(
     ax = style.axes_for(ax, "decision_2d")
     lowest = 1 / probs.shape[1] if what == "probability" and probs.shape[1] > 2 else 0.0
     two_sided = what == "probability" and probs.shape[1] == 2
+    dark = what != "entropy" and not two_sided  # what lies under the boundaries
     image = ax.imshow(
         values.reshape(resolution, resolution).numpy(),
         extent=extent,
@@ -71,7 +74,7 @@ def decision_2d(
         vmax=highest,
     )
     ax.figure.colorbar(image, ax=ax, label=label)
-    _boundaries(ax, probs, horizontal, vertical, colour="black" if two_sided else "white")
+    _boundaries(ax, probs, horizontal, vertical, colour="white" if dark else "black")
     if points is not None and labels is not None:
         for index in labels.unique().tolist():
             chosen = points[labels == index].numpy()
@@ -84,7 +87,7 @@ def decision_2d(
                 linewidths=0.5,
                 label=f"class {index}",
             )
-        style.legend(ax)
+        style.legend(ax, ncols=1 + len(labels.unique()) // 6)
     ax.set_xlabel("$x_1$")
     ax.set_ylabel("$x_2$")
     ax.set_xlim(extent[0], extent[1])

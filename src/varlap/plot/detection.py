@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NUM_BINS = 30
+_HEADROOM = 1.25  # for the legend
 
 
 def entropy_histogram(inside: Prediction | Values, outside: Prediction | Values, *, ax: "Axes | None" = None) -> "Axes":
@@ -31,7 +32,7 @@ def entropy_histogram(inside: Prediction | Values, outside: Prediction | Values,
 
     >>> import torch
     >>> ax = entropy_histogram(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.25, 0.9]))
-    >>> ax.texts[0].get_text()  # of 6 pairs, only 0.3 and 0.25 are the wrong way round
+    >>> ax.get_legend().get_title().get_text()  # of 6 pairs, only 0.3 and 0.25 are the wrong way round
     'AUROC 0.833'
     """
     scores = {"in distribution": _entropies(inside, "inside"), "out of distribution": _entropies(outside, "outside")}
@@ -43,13 +44,20 @@ def entropy_histogram(inside: Prediction | Values, outside: Prediction | Values,
         counts, _ = np.histogram(values.numpy(), edges)
         shares = counts / len(values)
         ax.stairs(
-            shares, edges, fill=True, facecolor=(*style.rgb(colour), 0.35), edgecolor=colour, hatch=hatch, label=name
+            shares,
+            edges,
+            fill=True,
+            facecolor=(*style.rgb(colour), 0.35),
+            edgecolor=colour,
+            linewidth=1,
+            hatch=hatch,
+            label=name,
         )
     style.tidy(ax, "entropy of the prediction (nats)", "share of items")
     ax.yaxis.set_major_formatter(style.percent())
     ax.set_xlim(0, edges[-1])
-    style.legend(ax, "upper right")
-    style.note(ax, f"AUROC {area:.3f}", "upper left")
+    ax.set_ylim(0, _HEADROOM * ax.get_ylim()[1])
+    style.legend(ax, "upper right", title=f"AUROC {area:.3f}", title_fontsize=style.SMALL, alignment="left")
     return ax
 
 

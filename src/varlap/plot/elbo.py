@@ -30,26 +30,25 @@ def elbo_terms(history: History | str | Path | Sequence[Mapping[str, float]], *,
     >>> row = {"epoch": 0, "elbo": -1.0, "log_likelihood": -0.5, "curvature": 0.25, "kl": 0.5}
     >>> ax = elbo_terms([row])
     >>> {line.get_label(): line.get_ydata().tolist() for line in ax.lines}
-    {'log-likelihood': [-0.5], '−curvature': [-0.25], '−β·KL': [-0.25], 'ELBO': [-1.0]}
+    {'ELBO': [-1.0], 'log-likelihood': [-0.5], '−β·KL': [-0.25], '−curvature': [-0.25]}
     """
     epochs = _rows(history)
     columns = {name: np.array([row[name] for row in epochs], float) for name in _NEEDED}
     likelihood, curvature, elbo = (columns[name] for name in ("log_likelihood", "curvature", "elbo"))
     # What is left is β·KL, also in epochs in which β was still rising.
-    parts = {"log-likelihood": likelihood, "−curvature": -curvature, "−β·KL": elbo - likelihood + curvature}
+    parts = {"log-likelihood": likelihood, "−β·KL": elbo - likelihood + curvature, "−curvature": -curvature}
     if not np.nan_to_num(curvature).any():
         del parts["−curvature"]
     ax = style.axes_for(ax, "elbo_terms")
     x = np.array([row.get("epoch", index) for index, row in enumerate(epochs)]) + 1
     few = len(x) <= _FEW_EPOCHS
+    # Wide and pale, for where a part hides it: with a small β the ELBO is nearly the log-likelihood.
+    ax.plot(x, elbo, color=style.BLUE, alpha=0.5, linewidth=4, label="ELBO", marker="o" if few else None)
     for index, (name, values) in enumerate(parts.items(), start=1):
-        mark = style.marker(index) if few else None
-        ax.plot(
-            x, values, color=style.colour(index), label=name, linestyle=style.dashes(index), marker=mark, markersize=4
-        )
-    ax.plot(x, elbo, color=style.BLUE, label="ELBO", linewidth=2, marker="o" if few else None, markersize=4)
+        drawn: dict[str, Any] = {"color": style.colour(index), "linestyle": style.dashes(index), "label": name}
+        ax.plot(x, values, **drawn, marker=style.marker(index) if few else None, markersize=4)
     style.tidy(ax, "epoch", "nats per datum")
-    ax.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    ax.xaxis.set_major_locator(style.whole_numbers())
     style.legend(ax)
     return ax
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _GAP = 0.06  # around an image, in units of its width
-_WORDS = 0.34  # room for the words above it
+_LINE = 0.25  # room for a line of words above it
+_LARGEST, _SMALLEST = 8.5, 5.0  # points
 
 
 def least_sure(
@@ -45,7 +46,7 @@ def least_sure(
     >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
     >>> ax = least_sure(probs, torch.rand(2, 1, 8, 8), torch.tensor([0, 0]))
     >>> [text.get_text() for text in ax.texts]
-    ['1, not 0  60%', '0  90%']
+    ['1 60%\\nnot 0', '0 90%\\n']
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(f"plot.least_sure(count={count}) must be a whole number, at least 1")
@@ -64,31 +65,45 @@ def least_sure(
     pictures = _pictures(images, order)
     columns = math.ceil(math.sqrt(len(order) * 4 / 3))
     num_rows = math.ceil(len(order) / columns)
-    height = pictures.shape[1] / pictures.shape[2] + _WORDS
+    room = _LINE * (1 if truth is None else 2)
+    height = pictures.shape[1] / pictures.shape[2] + 2 * _GAP + room
     ax = style.axes_for(ax, "least_sure", size=(4.2, 4.2 * num_rows * height / columns))
-    called = [str(index) for index in range(probs.shape[1])] if names is None else names
-    for place, (item, picture) in enumerate(zip(order.tolist(), pictures, strict=True)):
-        row, column = divmod(place, columns)
-        bottom, left = -(row + 1) * height, column
-        extent = (left + _GAP, left + 1 - _GAP, bottom + _GAP, bottom + height - _WORDS - _GAP)
+    words = _words(probs[order], None if truth is None else truth[order], names)
+    size = _font_size(ax, columns, max(len(line) for text, _ in words for line in text.split("\n")))
+    for place, (picture, (text, wrong)) in enumerate(zip(pictures, words, strict=True)):
+        row, left = divmod(place, columns)
+        bottom = -(row + 1) * height
+        extent = (left + _GAP, left + 1 - _GAP, bottom + _GAP, bottom + height - room - _GAP)
         ax.imshow(picture, extent=extent, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        guess = int(probs[item].argmax())
-        right = truth is None or int(truth[item]) == guess
-        words = called[guess] if truth is None or right else f"{called[guess]}, not {called[int(truth[item])]}"
-        ax.text(
-            left + 0.5,
-            bottom + height - _WORDS,
-            f"{words}  {probs[item, guess]:.0%}",
-            ha="center",
-            va="bottom",
-            fontsize=style.SMALL,
-            color=None if right else style.DARK_RED,
-        )
+        red = {"color": style.DARK_RED} if wrong else None
+        ax.text(left + 0.5, bottom + height - room, text, red, ha="center", va="bottom", fontsize=size, linespacing=1.1)
     ax.set_xlim(0, columns)
     ax.set_ylim(-num_rows * height, 0)
     ax.set_aspect("equal")
     ax.set_axis_off()
     return ax
+
+
+def _words(probs: Tensor, truth: Tensor | None, names: Sequence[str] | None) -> list[tuple[str, bool]]:
+    """Return what is said of each image, and whether its prediction is wrong."""
+    called = [str(index) for index in range(probs.shape[1])] if names is None else names
+    words = []
+    for place, row in enumerate(probs):
+        guess = int(row.argmax())
+        text = f"{called[guess]} {row[guess]:.0%}"
+        wrong = truth is not None and int(truth[place]) != guess
+        if truth is not None:
+            text += f"\nnot {called[int(truth[place])]}" if wrong else "\n"
+        words.append((text, wrong))
+    return words
+
+
+def _font_size(ax: "Axes", columns: int, num_letters: int) -> float:
+    """Return a size at which so many letters fit over one image; a letter is about 0.6 as wide as it is high."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = ax.get_window_extent().width / figure.dpi * 72 / columns
+    return min(_LARGEST, max(_SMALLEST, points / (0.6 * num_letters)))
 
 
 def _pictures(images: Values, order: Tensor) -> np.ndarray:

@@ -7,7 +7,7 @@ from varlap.errors import missing_extra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
-    from matplotlib.ticker import Formatter
+    from matplotlib.ticker import Formatter, Locator
 
 # Paul Tol's bright scheme, whose colours can be told apart by the colour-blind; markers tell them apart in grey.
 BLUE, RED, GREEN, PURPLE, CYAN, YELLOW = PALETTE = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44")
@@ -84,15 +84,26 @@ def percent() -> "Formatter":
     return FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
+def whole_numbers() -> "Locator":
+    """Return what puts ticks at whole numbers only.
+
+    >>> whole_numbers().tick_values(0, 2).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10])
+
+
 def diverging() -> "Colormap":
-    """Return a colour map from blue to red that is lightest in the middle.
+    """Return a colour map from blue to red that is lightest in the middle; points of the palette can be seen on it.
 
     >>> [round(float(part), 2) for part in diverging()(0.5)[:3]]
     [0.97, 0.97, 0.97]
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("varlap", [BLUE, "#f7f7f7", RED], N=257)
+    return LinearSegmentedColormap.from_list("varlap", ["#7ba3cc", "#f7f7f7", "#f29aa5"], N=257)
 
 
 def tidy(ax: "Axes", xlabel: str, ylabel: str) -> None:
@@ -120,4 +131,4 @@ def note(ax: "Axes", text: str, corner: str = "upper left") -> None:
 
 def legend(ax: "Axes", loc: Any = "best", **options: Any) -> None:
     """Say what is what, in little room."""
-    ax.legend(loc=loc, fontsize=SMALL, framealpha=0.8, edgecolor="none", handlelength=1.5, **options)
+    ax.legend(loc=loc, fontsize=SMALL, framealpha=0.9, edgecolor="none", handlelength=1.5, **options)

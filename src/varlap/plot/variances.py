@@ -69,7 +69,7 @@ def sigma_over_s(bnn: BNN, *, ax: "Axes | None" = None) -> "Axes":
         ax.text(beside, len(layers) + 0.5, word, ha="right", va="top", fontsize=style.SMALL)
     ax.set_yticks(range(len(layers) - 1, -1, -1), [_shortened(name) for name in layers], fontsize=style.SMALL)
     ax.tick_params(axis="y", length=0)
-    style.tidy(ax, "σ/s (posterior's width over the prior's)", "")
+    style.tidy(ax, "σ/s, posterior's width over prior's (red: median)", "")
     ax.spines["left"].set_visible(False)
     return ax
 
@@ -105,7 +105,7 @@ def travelling_variances(
     >>> ax = travelling_variances(bnn, nothing, 50_000, 1.0, log_sigma_lr=1e-4, steps_left=10_000)
     >>> print(ax.texts[0].get_text())  # without curvature the optimum is the prior: 3 to go, and 1 possible
     100% out of reach
-    ELBO −0.00015 a datum
+    ELBO lost: 0.00015 nats a datum
     """
     if log_sigma_lr is None:
         log_sigma_lr, steps_left = 0.0, 0
@@ -130,7 +130,7 @@ def travelling_variances(
     ax.plot(ends, ends, color=style.GREY, linewidth=1, label="converged")
     ax.axhline(LOG_SIGMA_START, color=style.GREY, linestyle=":", linewidth=1, label="start")
     far = (now - best).abs() > gap.reach + TOLERANCE
-    arrives, stays = ("can arrive", "out of reach") if gap.reach > 0 else ("arrived", "on the way")
+    arrives, stays = ("can arrive", "out of reach") if gap.reach > 0 else ("arrived", f"off by more than {TOLERANCE}")
     for points, colour, label in ((~far, style.BLUE, arrives), (far, style.RED, stays)):
         if points.any():
             x, y = best[points].numpy(), now[points].numpy()
@@ -138,7 +138,7 @@ def travelling_variances(
     ax.set_xlim(low, high)
     ax.set_ylim(low, high)
     style.tidy(ax, "log(σ/s) at its optimum", "log(σ/s) now")
-    style.note(ax, f"{gap.share_out_of_reach:.0%} {stays}\nELBO −{gap.elbo_lost:.2g} a datum")
+    style.note(ax, f"{gap.share_out_of_reach:.0%} {stays}\nELBO lost: {gap.elbo_lost:.2g} nats a datum")
     style.legend(ax, "lower right", markerscale=2)
     return ax
 
