@@ -42,6 +42,17 @@ def test_error_is_printed_with_three_digits(case):
     assert [text.get_text() for text in legend.get_texts()] == ["accuracy", "gap to confidence"]
 
 
+@pytest.mark.parametrize("num_methods", [0, 1, 2, 3, 5])
+def test_legend_hides_nothing(case, num_methods):
+    probs, labels = case
+    ax = plot.reliability({f"VL {index}": probs for index in range(num_methods)} if num_methods else probs, labels)
+    ax.figure.canvas.draw()
+    box = ax.get_legend().get_window_extent().transformed(ax.transData.inverted())
+    assert box.y0 > 1
+    assert box.x1 < 1
+    assert box.y1 <= ax.get_ylim()[1]
+
+
 def test_strip_below_holds_the_share_of_items_in_each_bin(case):
     ax = plot.reliability(*case, bins=10)
     ((values, edges),) = strip_of(ax)
@@ -50,6 +61,7 @@ def test_strip_below_holds_the_share_of_items_in_each_bin(case):
     bottom = values[0]
     assert (values - bottom) / (values.max() - bottom) == pytest.approx(expected)
     assert edges == pytest.approx(np.linspace(0, 1, 11))
+    assert values.max() - bottom == pytest.approx(0.2), "the fullest bin fills the strip"
     assert values.max() < 0, "it stays under the diagram"
     assert bottom == pytest.approx(ax.get_ylim()[0])
     assert "57%" in ax.texts[0].get_text()  # 4 of 7

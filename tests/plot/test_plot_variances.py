@@ -42,6 +42,7 @@ def test_histograms_hold_the_ratios_of_each_layer():
         bin_of = np.searchsorted(edges, ratio * (1 + 1e-6)) - 1  # float32 may put it a hair beside
         assert heights[bin_of] / heights.max() == pytest.approx(height)
     assert np.count_nonzero(found["weight"][2]) == 2
+    assert [heights.max() for _, _, heights in found.values()] == pytest.approx([0.85, 0.85]), "each has its own height"
     assert ax.get_xscale() == "log"
     medians = [line.get_xdata()[0] for line in ax.lines if line.get_color() == plot.style.RED]
     assert medians == pytest.approx([0.1, 1.0])
@@ -121,7 +122,7 @@ BEST, NOW = [0.0, -0.5 * math.log(5), -0.5 * math.log(401)], [-2.0, -1.0, -3.0]
 
 
 def test_every_variance_is_drawn_against_its_optimum(travelling):
-    ax = plot.travelling_variances(*travelling, log_sigma_lr=0.01, steps_left=50)
+    ax = plot.travelling_variances(*travelling, log_sigma_lr=0.01, steps_left=150)
     found = {
         one.get_label(): one.get_offsets() for one in ax.collections if one.get_label().split()[0] in ("can", "out")
     }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STRIP = (-0.27, 0.2)  # bottom and height of the histogram under the diagram, in units of accuracy
+_LEGEND_LINE = 0.12  # room above the diagram, where a legend hides nothing
 _LARGEST_MARKER, _SMALLEST_MARKER = 40.0, 4.0  # square points
 
 
@@ -46,7 +47,8 @@ def reliability(
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise ConfigError(f"plot.reliability(bins={bins}) must be a whole number, at least 1")
-    ax = style.axes_for(ax, "reliability")
+    lines = (len(predictions) + 1) // 2 if isinstance(predictions, Mapping) else 2
+    ax = style.axes_for(ax, "reliability", size=(4.2, 3.2 + 0.2 * lines))
     named = {name: rows(one, labels, "reliability") for name, one in by_name(predictions).items()}
     found = {name: reliability_bins(*both, bins=bins) for name, both in named.items()}
     errors = {name: float(ece(*both, bins=bins)) for name, both in named.items()}
@@ -55,13 +57,15 @@ def reliability(
     if isinstance(predictions, Mapping):
         for index, (name, one) in enumerate(found.items()):
             _line(ax, one, style.colour(index), style.marker(index), f"{name}, ECE {errors[name]:.3f}")
-        style.legend(ax, "upper left")
+        style.legend(ax, "upper left", ncols=2, columnspacing=1.0)
     else:
         _bars(ax, found[""])
-        style.legend(ax, "upper left", title=f"ECE {errors['']:.3f}", title_fontsize=style.SMALL, alignment="left")
+        title = f"ECE {errors['']:.3f}"
+        style.legend(ax, "upper left", ncols=2, title=title, title_fontsize=style.SMALL, alignment="left")
     style.tidy(ax, "confidence", "accuracy")
     ax.set_xlim(0, 1)
-    ax.set_ylim(_STRIP[0], 1.04)  # a marker at 1 is whole
+    ax.set_ylim(_STRIP[0], 1.05 + _LEGEND_LINE * lines)
+    ax.spines["left"].set_bounds(0, 1)
     ax.set_yticks(np.linspace(0, 1, 6))
     return ax
 
