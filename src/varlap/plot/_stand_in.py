@@ -35,10 +35,9 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     return float((found.count * (found.confidence - found.accuracy).abs()).sum() / found.count.sum())
 
 
-def risk_coverage(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shares of items answered, surest first, and the error rate among them."""
-    confidence, guess = probs.max(1)
-    wrong = (guess != labels)[confidence.argsort(descending=True, stable=True)].double()
+    wrong = (~correct)[confidence.argsort(descending=True, stable=True)].double()
     answered = torch.arange(1, len(wrong) + 1)
     return answered / len(wrong), wrong.cumsum(0) / answered
 

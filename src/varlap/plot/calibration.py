@@ -90,7 +90,9 @@ def risk_coverage(
     from_name = by_name(predictions)
     ax = style.axes_for(ax, "risk_coverage")
     for index, (name, one) in enumerate(from_name.items()):
-        coverage, risk = risk_coverage_curve(*rows(one, labels, "risk_coverage"))
+        probs, truth = rows(one, labels, "risk_coverage")
+        confidence, guess = probs.max(1)
+        coverage, risk = risk_coverage_curve(confidence, guess == truth)
         ax.plot(coverage.numpy(), risk.numpy(), color=style.colour(index), label=name, linestyle=style.dashes(index))
     if isinstance(predictions, Mapping):
         style.legend(ax, "upper left")
