@@ -113,6 +113,12 @@ def test_arrays_and_low_precision_are_drawn_as_tensors_are(case):
         assert [bar.get_height() for bar in ax.containers[0]] == pytest.approx(ACCURACY)
 
 
+def test_probabilities_of_half_precision_add_up_to_one(case):
+    probs, _ = plot.inputs.probabilities(case[0].bfloat16(), "reliability")
+    assert (case[0].bfloat16().float().sum(1) - 1).abs().max() > 1e-4
+    assert probs.sum(1).numpy() == pytest.approx(1, abs=1e-6)
+
+
 def test_risk_is_the_error_rate_among_the_surest(case):
     probs, labels = case
     ax = plot.risk_coverage(probs, labels)

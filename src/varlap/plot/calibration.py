@@ -84,8 +84,8 @@ def risk_coverage(
 
     >>> import torch
     >>> ax = risk_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-    >>> ax.lines[0].get_ydata()  # the surest is right, the other is not
-    array([0. , 0.5])
+    >>> ax.lines[0].get_ydata().tolist()  # the surest is right, the other is not
+    [0.0, 0.5]
     """
     from_name = by_name(predictions)
     ax = style.axes_for(ax, "risk_coverage")

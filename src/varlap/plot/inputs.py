@@ -41,12 +41,14 @@ def by_name(predictions: Any) -> dict[str, Any]:
 
 def probabilities(prediction: Any, function: str) -> tuple[Tensor, bool]:
     """Return probabilities, and whether their classes exclude each other; an array [N] holds those of a yes."""
-    if not isinstance(prediction, Prediction):
-        probs = as_tensor(prediction)
-        return probs, probs.ndim > 1
-    if prediction.probs is None:
+    if isinstance(prediction, Prediction) and prediction.probs is None:
         raise ConfigError(f"plot.{function} is for classes, and this prediction has no probabilities")
-    return as_tensor(prediction.probs), prediction.exclusive
+    given = torch.as_tensor(prediction.probs if isinstance(prediction, Prediction) else prediction)
+    probs = as_tensor(given)
+    exclusive = prediction.exclusive if isinstance(prediction, Prediction) else probs.ndim > 1
+    if exclusive and probs.dtype != given.dtype:  # in half precision they need not add up to 1
+        probs = probs / probs.sum(1, keepdim=True)
+    return probs, exclusive
 
 
 def rows(prediction: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
