@@ -1,6 +1,6 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
-from varlap import data, errors, metrics, models
+from varlap import data, errors, metrics, models, plot
 from varlap.curvature import (
     Curvature,
     EmpiricalFisher,
@@ -81,6 +81,7 @@ __all__ = [
     "load",
     "metrics",
     "models",
+    "plot",
     "reestimate_statistics",
     "smooth",
     "unbounded_variances",

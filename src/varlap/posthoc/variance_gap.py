@@ -11,6 +11,8 @@ from varlap.posterior import BNN
 from varlap.posterior.kl import kl_divergence
 from varlap.posterior.mean_field import optimal_log_sigmas
 
+TOLERANCE = 0.03  # one per cent of the start's distance: rounding must not count as out of reach
+
 
 @dataclass(frozen=True)
 class VarianceGap:
@@ -79,6 +81,5 @@ def variance_gap(
             kl = kl_divergence(mean, candidate, bnn.prior_mean_of(name), scale)
             lost += sign * float(penalty + beta * kl / num_data)
     distance = torch.cat(distances)
-    # A tolerance of one per cent of the start's distance: rounding must not count as out of reach.
-    out_of_reach = float((distance > reach + 0.03).double().mean())
+    out_of_reach = float((distance > reach + TOLERANCE).double().mean())
     return VarianceGap(float(distance.median()), float(distance.max()), float(reach), out_of_reach, lost)

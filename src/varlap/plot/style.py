@@ -1,0 +1,134 @@
+"""What all plots share: colours, where they are drawn, and words on them."""
+
+from typing import TYPE_CHECKING, Any
+
+from varlap.errors import missing_extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.ticker import Formatter, Locator
+
+# Paul Tol's bright scheme, whose colours can be told apart by the colour-blind; markers tell them apart in grey.
+BLUE, RED, GREEN, PURPLE, CYAN, YELLOW = PALETTE = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44")
+DARK_RED = "#bb2233"  # words in the palette's red would be too pale
+GREY = "#888888"  # seen on white and on black
+MARKERS = "osD^vP"
+_DASHES = ("-", "--", "-.", ":")
+SEQUENTIAL = "viridis"
+SMALL = "small"  # relative to the caller's font size
+
+_SIZE = (4.2, 3.2)  # inches: the usual 10 points stay readable at half the width of a page
+_DPI = 150
+
+
+def axes_for(ax: "Axes | None", function: str, size: tuple[float, float] = _SIZE) -> "Axes":
+    """Return the given axes, or those of a new figure that pyplot does not keep.
+
+    >>> axes_for(None, "reliability").figure.get_size_inches()
+    array([4.2, 3.2])
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("plot", f"varlap.plot.{function}") from error
+    return Figure(figsize=size, dpi=_DPI, layout="constrained").subplots() if ax is None else ax
+
+
+def colour(index: int) -> str:
+    """Return the colour of the so-manieth of several things.
+
+    >>> colour(0) == colour(6)
+    True
+    """
+    return PALETTE[index % len(PALETTE)]
+
+
+def marker(index: int) -> str:
+    """Return its marker.
+
+    >>> marker(1)
+    's'
+    """
+    return MARKERS[index % len(MARKERS)]
+
+
+def dashes(index: int) -> str:
+    """Return its kind of line.
+
+    >>> dashes(1)
+    '--'
+    """
+    return _DASHES[index % len(_DASHES)]
+
+
+def rgb(name: str) -> tuple[float, float, float]:
+    """Return a colour's parts.
+
+    >>> rgb("#ff0000")
+    (1.0, 0.0, 0.0)
+    """
+    from matplotlib.colors import to_rgb
+
+    return to_rgb(name)
+
+
+def percent() -> "Formatter":
+    """Return what writes 0.5 as 50%.
+
+    >>> percent()(0.5)
+    '50%'
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: f"{100 * value:g}%")
+
+
+def whole_numbers() -> "Locator":
+    """Return what puts ticks at whole numbers only.
+
+    >>> whole_numbers().tick_values(0, 2).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10])
+
+
+def diverging() -> "Colormap":
+    """Return a colour map from blue to red that is lightest in the middle; points of the palette can be seen on it.
+
+    >>> [round(float(part), 2) for part in diverging()(0.5)[:3]]
+    [0.97, 0.97, 0.97]
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("varlap", ["#7ba3cc", "#f7f7f7", "#f29aa5"], N=257)
+
+
+def tidy(ax: "Axes", xlabel: str, ylabel: str) -> None:
+    """Label the axes and take away the frame's upper and right side."""
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def note(ax: "Axes", text: str, corner: str = "upper left") -> None:
+    """Print words in a corner, on the axes' own background so that they can be read over what is drawn."""
+    low, left = corner.startswith("lower"), corner.endswith("left")
+    ax.text(
+        0.03 if left else 0.97,
+        0.04 if low else 0.96,
+        text,
+        transform=ax.transAxes,
+        ha="left" if left else "right",
+        va="bottom" if low else "top",
+        fontsize=SMALL,
+        zorder=10,
+        bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.2"},
+    )
+
+
+def legend(ax: "Axes", loc: Any = "best", **options: Any) -> None:
+    """Say what is what, in little room."""
+    ax.legend(loc=loc, fontsize=SMALL, framealpha=0.9, edgecolor="none", handlelength=1.5, **options)
