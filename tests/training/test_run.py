@@ -48,7 +48,7 @@ def _objective(**options: Any) -> varlap.VL:
 
 
 def _noise(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return x + 0.1 * torch.randn(x.shape, generator=generator)
+    return x + 0.1 * torch.randn(x.shape, generator=generator, device=x.device)
 
 
 def _at(step: int, do: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tensor]:
@@ -112,6 +112,27 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, 
     for group, tensors in ends[0].tensors.items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, ends[1].tensors[group][name]), f"{group}/{name}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stop_at", [7, 9])  # in the middle of an epoch, and before its smaller last batch
+def test_a_compiled_run_on_a_gpu_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, stop_at: int):
+    alone, carried_on = _bnn().cuda(), _bnn().cuda()
+    rows = _rows(_fit(alone, out=tmp_path / "alone", save_every=1))
+    with pytest.raises(Stopped):
+        _fit(_bnn().cuda(), _at(stop_at, _stop), out=tmp_path / "run", save_every=1)
+    assert _rows(_fit(carried_on, out=tmp_path / "run", save_every=1)) == rows
+    assert _same_bits(alone, carried_on)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_nan_on_a_gpu_ends_the_training_with_the_state_of_the_step_before(tmp_path: Path):
+    poisoned, expected = _bnn().cuda(), _bnn().cuda()
+    with pytest.raises(NonFiniteError, match="step 8"):
+        _fit(poisoned, _at(8, lambda x: x.fill_(float("nan"))), out=tmp_path / "nan", save_every=1)
+    with pytest.raises(Stopped):
+        _fit(expected, _at(8, _stop), out=tmp_path / "stopped", save_every=1)
+    assert _same_bits(poisoned, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "RMSprop", "Adagrad"])

@@ -84,6 +84,7 @@ class Loop:
             accumulate=settings.accumulate,
             clip_norm=settings.clip_norm,
             world=self.world,
+            batch_size=self.source.batch_size,
             on_nonfinite=settings.on_nonfinite,
         )
         self._state = RunState(sums=_zero_sums(self.bnn.device), gradient_scale=self._step.gradient_scale)

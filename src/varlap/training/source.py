@@ -27,6 +27,8 @@ class Source(Protocol):
 
     num_items: int
     steps_per_epoch: int
+    batch_size: int | None
+    """items of all batches but a smaller last one, where that is known"""
 
     def describe(self) -> dict[str, Any]:
         """Return what tells these data from others, as far as that is cheap."""
@@ -78,7 +80,8 @@ class Arrays:
         self.num_items = count_items((self._x, self._y))
         self.steps_per_epoch = -(-self.num_items // batch_size)
         self.num_items_of_last = self.num_items - batch_size * (self.steps_per_epoch - 1)
-        self._batch_size, self._seed, self._device, self._share = batch_size, seed, device, share
+        self.batch_size = min(batch_size, self.num_items)
+        self._seed, self._device, self._share = seed, device, share
 
     def first(self) -> Any:
         """Return the inputs of one item, as a batch."""
@@ -101,7 +104,7 @@ class Arrays:
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         """Yield an epoch's batches from number `first` on."""
         order = _order(self.num_items, self._seed, epoch).to(self._device)
-        for items in order.split(self._batch_size)[first:]:
+        for items in order.split(self.batch_size)[first:]:
             part = items[self._share]
             yield tree.take(self._x, part), tree.take(self._y, part)
 
@@ -110,17 +113,18 @@ class _Items:
     """A map-style Dataset, read by torch's DataLoader in an order drawn for each epoch."""
 
     def __init__(self, dataset: Any, batch_size: int, seed: int, num_workers: int, share: slice) -> None:
-        self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
+        self._dataset, self._seed = dataset, seed
         self._num_workers, self._share = num_workers, share
         self.num_items = len(dataset)
         self.steps_per_epoch = -(-self.num_items // batch_size)
         self.num_items_of_last = self.num_items - batch_size * (self.steps_per_epoch - 1)
+        self.batch_size = min(batch_size, self.num_items)
 
     def describe(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "data_set": type(self._dataset).__name__}
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
-        batches = _order(self.num_items, self._seed, epoch).split(self._batch_size)[first:]
+        batches = _order(self.num_items, self._seed, epoch).split(self.batch_size)[first:]
         shares = [batch[self._share].tolist() for batch in batches]
         for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch), strict=True):
             yield (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
@@ -128,7 +132,7 @@ class _Items:
     def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
         generator = Streams(self._seed, epoch).generator("workers", "cpu")
         loader = DataLoader(self._dataset, batch_sampler=batches, num_workers=self._num_workers, generator=generator)
-        return iter(as_batches(loader, self._batch_size))
+        return iter(as_batches(loader, self.batch_size))
 
 
 class _Loader:
@@ -137,6 +141,7 @@ class _Loader:
     def __init__(self, loader: Any, share: slice) -> None:
         self._batches = as_batches(loader, 1)
         self.num_items = count_items(loader)
+        self.batch_size: int | None = getattr(loader, "batch_size", None)
         try:
             self.steps_per_epoch = len(self._batches)  # type: ignore[arg-type]
         except TypeError:

@@ -51,6 +51,7 @@ class TrainingStep:
             its own.
         clip_norm: scale all gradients down together where their norm is larger.
         world: the ranks to average gradients with; each is called with its share of the batch.
+        batch_size: compile for batches of so many items; by default as many as the first has.
         on_nonfinite: "raise", or "skip" a step with NaN or Inf.
 
     >>> import torch, varlap
@@ -70,6 +71,7 @@ class TrainingStep:
         accumulate: int = 1,
         clip_norm: float | None = None,
         world: World | None = None,
+        batch_size: int | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
         self._skips = on_nonfinite == "skip"
@@ -86,6 +88,7 @@ class TrainingStep:
         self._compiled = wanted and alone
         self._evaluates_eagerly = self._compiled or not wanted
         self._replays: dict[Hashable, tuple[Compiled, list[Any]]] = {}
+        self._batch_size = batch_size
         self._shape: Hashable = None
         self._gradients: dict[str, Tensor] = {}
         self._seen: list[tuple[int, Tensor]] = []
@@ -202,6 +205,8 @@ class TrainingStep:
     def _replayed(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor | None:
         """Take a compiled step, or return None where it is to be eager."""
         if not self._compiled or not is_ready(self.objective) or runs_own_code(self.bnn.network):
+            return None
+        if self._batch_size not in (None, tree.leading_size(y)):  # a run may be carried on at a smaller last batch
             return None
         shape = shape_of(x, y, weights)
         self._shape = self._shape or shape
