@@ -27,8 +27,11 @@ class Source(Protocol):
 
     num_items: int
     steps_per_epoch: int
-    batch_size: int | None
-    """items of all batches but a smaller last one, where that is known"""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Items of all batches but a smaller last one, where that is known."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """Return what tells these data from others, as far as that is cheap."""

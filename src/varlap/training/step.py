@@ -132,6 +132,8 @@ class TrainingStep:
     def _eager(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
         # Where a compiled step fills the gradients they hold its last ones, and must stay in their place.
         self.optimizer.zero_grad(set_to_none=not self._compiled)
+        if self._compiled and self.bnn.device.type == "cuda":
+            _make_adjustable(self.optimizer)  # now, so that a run carried on by an eager step has the same numbers
         with _restored_on_error(self.bnn, self.objective, always=self._accumulate > 1 or self._world is not None):
             values = self._evaluated_by_all(x, y, weights, number)
         if self._clip_norm is not None:
@@ -322,13 +324,18 @@ def _restored_on_error(bnn: BNN, objective: Objective, always: bool) -> Iterator
             raise
 
 
-def _make_capturable(optimizer: torch.optim.Optimizer, bnn: BNN, gradients: dict[str, Tensor]) -> None:
-    """Let the optimizer's state exist before the capture, and let its learning rates be changed after it."""
+def _make_adjustable(optimizer: torch.optim.Optimizer) -> None:
+    """Let a captured optimizer's learning rates be changed: they are tensors, in single precision."""
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
         if not isinstance(group["lr"], Tensor):
             group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+
+
+def _make_capturable(optimizer: torch.optim.Optimizer, bnn: BNN, gradients: dict[str, Tensor]) -> None:
+    """Let the optimizer's state exist before the capture."""
+    _make_adjustable(optimizer)
     if optimizer.state:
         return
     for name, gradient in gradients.items():

@@ -1,0 +1,106 @@
+"""What is kept of an evaluation: scores with their origin, and the predictions that plots are drawn from."""
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+import varlap
+from varlap.errors import DataError
+from varlap.likelihoods import Prediction
+from varlap.training.records import replace_file
+
+SCORES, PREDICTIONS = "scores.json", "predictions.safetensors"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One method's predictions on one test set, in a folder of two files: `scores.json` and `predictions.safetensors`.
+
+    >>> import tempfile
+    >>> found = Evaluated("VL", {"nll": 0.3}, {"beta": 0.1}, {"probs": torch.eye(2), "labels": torch.arange(2)})
+    >>> found.write(tempfile.mkdtemp() + "/vl")
+    >>> found.name, sorted(found.predictions)
+    ('VL', ['labels', 'probs'])
+    """
+
+    name: str
+    """what a table calls it"""
+    scores: Mapping[str, float]
+    """as `varlap.evaluate` returns them, intervals as NAME_low and NAME_high"""
+    spec: Mapping[str, Any]
+    """all that decides the result: data, method, beta, epochs, seed, how, temperature, ..."""
+    predictions: Mapping[str, Tensor]
+    """`labels`, `probs` (or `targets`, `mean`, `variance`); where there are: `entropy`, `mutual_information` of the
+    test items, `ood_entropy`, `ood_mutual_information` of the others; `least_sure` (item numbers) and their `images`"""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """versions, hardware and time: see `origin()`"""
+    seconds: float | None = None
+    """time to train"""
+
+    def write(self, folder: Path | str) -> None:
+        """Write both files, each whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.predictions.items()}
+        replace_file(folder / PREDICTIONS, save(tensors))
+        content = {
+            "name": self.name,
+            "scores": dict(self.scores),
+            "spec": dict(self.spec),
+            "origin": dict(self.origin) or origin(),
+            "seconds": self.seconds,
+        }
+        replace_file(folder / SCORES, (json.dumps(content, indent=1) + "\n").encode())
+
+    @staticmethod
+    def read(folder: Path | str) -> "Evaluated":
+        """Read what `write` wrote, or say which file is missing or damaged."""
+        folder = Path(folder)
+        try:
+            content = json.loads((folder / SCORES).read_text())
+            predictions = load((folder / PREDICTIONS).read_bytes())
+            return Evaluated(predictions=predictions, **content)
+        except OSError as error:
+            raise DataError(f"{folder} holds no evaluation ({error}); write one by `varlap evaluate RUN`") from error
+        except (ValueError, TypeError, SafetensorError) as error:
+            raise DataError(
+                f"the evaluation in {folder} is damaged ({error}); make it again by `varlap evaluate`"
+            ) from error
+
+    @staticmethod
+    def read_all(folder: Path | str) -> list["Evaluated"]:
+        """Read every evaluation below a folder, in the order of their paths."""
+        return [Evaluated.read(path.parent) for path in sorted(Path(folder).rglob(SCORES))]
+
+    def prediction(self) -> Prediction:
+        """Return the predictions as an object, for `varlap.plot` and `varlap.metrics`."""
+        kept = self.predictions
+        result = Prediction(probs=kept.get("probs"), mean=kept.get("mean"), variance=kept.get("variance"))
+        if result.probs is not None and "mutual_information" in kept:
+            result = replace(result, expected_entropy=result.entropy - kept["mutual_information"])
+        return result
+
+
+def origin() -> dict[str, Any]:
+    """Return where a result comes from: versions, hardware and the day.
+
+    >>> sorted(origin())
+    ['date', 'hardware', 'python', 'torch', 'varlap']
+    """
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    return {
+        "varlap": varlap.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "hardware": hardware,
+        "date": time.strftime("%Y-%m-%d"),
+    }

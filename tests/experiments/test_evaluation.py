@@ -1,0 +1,51 @@
+"""What is kept of an evaluation is read again as it was, and damage is named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from varlap.errors import DataError
+from varlap.experiments import Evaluated
+
+
+def _evaluated(name: str = "VL") -> Evaluated:
+    probs = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    kept = {"probs": probs, "labels": torch.tensor([1, 0]), "mutual_information": torch.tensor([0.1, 0.0])}
+    return Evaluated(name, {"nll": 0.3, "nll_low": 0.2, "nll_high": 0.4}, {"beta": 0.1}, kept, {"varlap": "1"}, 2.5)
+
+
+def test_what_was_written_is_read_again(tmp_path: Path):
+    _evaluated().write(tmp_path / "vl")
+    again = Evaluated.read(tmp_path / "vl")
+    assert (again.name, again.scores, again.spec, again.origin, again.seconds) == (
+        "VL",
+        {"nll": 0.3, "nll_low": 0.2, "nll_high": 0.4},
+        {"beta": 0.1},
+        {"varlap": "1"},
+        2.5,
+    )
+    for name, tensor in _evaluated().predictions.items():
+        assert torch.equal(again.predictions[name], tensor)
+    torch.testing.assert_close(again.prediction().mutual_information, torch.tensor([0.1, 0.0]))
+
+
+def test_all_below_a_folder_are_read_in_order(tmp_path: Path):
+    for name in ("b", "a"):
+        _evaluated(name).write(tmp_path / "runs" / name)
+    assert [found.name for found in Evaluated.read_all(tmp_path)] == ["a", "b"]
+
+
+def test_what_is_missing_or_damaged_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"nothing holds no evaluation .*; write one by `varlap evaluate RUN`"):
+        Evaluated.read(tmp_path / "nothing")
+    _evaluated().write(tmp_path)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("scores.json", "predictions.safetensors")}
+    for name, content in whole.items():
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(DataError, match=r"is damaged .*; evaluate again"):
+            Evaluated.read(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "scores.json").write_text("[]")
+    with pytest.raises(DataError, match="is damaged"):
+        Evaluated.read(tmp_path)
