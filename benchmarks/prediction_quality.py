@@ -4,7 +4,7 @@
 
 A small convnet on the first 10,000 Fashion-MNIST images. The 2,000 images after them are for validation: they choose
 each method's β and way of predicting, and fit temperatures. All methods have the same grid of β. The test images are
-scored by the chosen network alone; MNIST is the out-of-distribution partner. Runs that the file has already are not made again.
+scored by the chosen network alone; MNIST is the out-of-distribution partner. What the file has is not run again.
 """
 
 import argparse
