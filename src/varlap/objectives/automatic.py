@@ -13,6 +13,7 @@ from varlap.curvature.protocol import check_targets
 from varlap.objectives.compiled import MAX_GRAPHS, Compiled
 from varlap.objectives.objective import Context, Evaluation, Objective
 from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
+from varlap.objectives.terms import scaled
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,10 @@ class Automatic:
         graph, outputs, _ = self._graphs[key]
         check_targets(context.bnn, outputs, batch.y, batch.size)
         log_likelihood, curvature, kl, sound = graph(context)
-        gradients = {name: gradient.clone() for name, gradient in graph.gradients.items()}
+        copies = scaled(
+            list(graph.gradients.values()), torch.ones((), device=sound.device)
+        )  # the next call writes there
+        gradients = dict(zip(graph.gradients, copies, strict=True))
         return Evaluation(log_likelihood, curvature, kl, gradients, None, [], sound)
 
     def _compile(self, key: Hashable, objective: Objective, context: Context) -> bool:

@@ -56,7 +56,22 @@ class _Precomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (scale,) = grad_outputs
-        return None, None, *[gradient * scale.to(gradient.dtype) for gradient in ctx.gradients]
+        return None, None, *scaled(ctx.gradients, scale)
+
+
+def scaled(gradients: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
+    """Return each gradient times a scalar, in few launches for many gradients.
+
+    >>> scaled([torch.ones(2)], torch.tensor(3.0))
+    [tensor([3., 3.])]
+    """
+    results: dict[int, Tensor] = {}
+    for dtype in {gradient.dtype for gradient in gradients}:
+        numbers = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
+        chosen = [gradients[number] for number in numbers]
+        products = torch._foreach_mul(chosen, scale.to(dtype))  # pyright: ignore[reportPrivateImportUsage]
+        results |= dict(zip(numbers, products, strict=True))
+    return [results[number] for number in range(len(gradients))]
 
 
 def with_gradients(value: Tensor, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
