@@ -167,7 +167,7 @@ def test_settings_that_are_not_the_defaults_reach_the_prediction(monkeypatch):
     varlap.evaluate(bnn, data)
     varlap.evaluate(bnn, data, how="sampled", num_samples=4, seed=3, temperature=2.0, ood=data[0])
     given = {"how": "sampled", "num_samples": 4, "seed": 3, "temperature": 2.0}
-    assert calls == [{}, given, given]
+    assert calls == [{"how": "mean", "num_samples": None, "seed": 0}, given, given]
 
 
 def test_validation_in_a_fit_needs_no_torchmetrics():
@@ -181,3 +181,13 @@ assert "torchmetrics" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_posterior_too_wide_to_sample_is_warned_of_once_an_evaluation():
+    bnn = varlap.BNN(torch.nn.Linear(4, 3))
+    with torch.no_grad():
+        bnn.log_sigma["weight"].fill_(2.0)
+    data = torch.randn(20, 4), torch.arange(20) % 3
+    with pytest.warns(varlap.errors.VarlapWarning) as caught:
+        varlap.evaluate(bnn, data, how="sampled", batch_size=4)
+    assert len([w for w in caught if issubclass(w.category, varlap.errors.VarlapWarning)]) == 1

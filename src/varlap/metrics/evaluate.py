@@ -1,18 +1,21 @@
 """Score a network on held-out data."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors
-from varlap.errors import BatchError
+from varlap.errors import BatchError, VarlapWarning
 from varlap.likelihoods import Prediction
 from varlap.metrics.accumulator import Scores
 from varlap.posterior import BNN
 from varlap.posterior.batch import check_finite, checked_batch
 from varlap.predict import predict
+from varlap.predict.dispatch import How
 
 
 @torch.no_grad()
@@ -20,7 +23,7 @@ def evaluate(
     bnn: BNN,
     data: Any,
     *,
-    how: str = "mean",
+    how: How = "mean",
     num_samples: int | None = None,
     seed: int = 0,
     temperature: float = 1.0,
@@ -63,22 +66,34 @@ def evaluate(
     >>> sorted(scores)
     ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
-    options: dict[str, Any] = {}
-    if how != "mean":
-        options |= {"how": how, "seed": seed} | ({} if num_samples is None else {"num_samples": num_samples})
-    if temperature != 1.0:
-        options["temperature"] = temperature
+    scaled = {} if temperature == 1.0 else {"temperature": temperature}  # a likelihood may have no temperature
+    predict_fn = _warning_once(partial(predict, bnn, how=how, num_samples=num_samples, seed=seed, **scaled))
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
     for number, (x, y) in enumerate(as_batches(data, batch_size)):
         checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
-        prediction = predict(bnn, tree.to_device(x, bnn.device), **options)
+        prediction = predict_fn(tree.to_device(x, bnn.device))
         y = tree.to_device(y, bnn.device)
         _check_targets(bnn, prediction, y)
         scores.add(prediction, y)
     if ood is not None:
         for x in _inputs(ood, batch_size):
-            scores.add_ood(predict(bnn, tree.to_device(x, bnn.device), **options))
+            scores.add_ood(predict_fn(tree.to_device(x, bnn.device)))
     return scores.compute()
+
+
+def _warning_once(predict_fn: Callable[[Any], Prediction]) -> Callable[[Any], Prediction]:
+    """Let the first batch alone warn: the others would say the same."""
+    warned = False
+
+    def predicted(x: Any) -> Prediction:
+        nonlocal warned
+        with warnings.catch_warnings():
+            if warned:
+                warnings.simplefilter("ignore", VarlapWarning)
+            warned = True
+            return predict_fn(x)
+
+    return predicted
 
 
 def _check_targets(bnn: BNN, prediction: Prediction, targets: Any) -> None:
