@@ -101,8 +101,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    grid = [0.01, 0.03, 0.1, 0.3, 1.0]
+    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1, 2])
+    grid = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
     parser.add_argument("--betas", type=lambda text: [float(part) for part in text.split(",")], default=grid)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-norm", action="store_true")
@@ -122,7 +122,7 @@ def main() -> None:
     done = {(row["method"].lower(), row["seed"]) for row in rows}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore", VarlapWarning)  # samples of a wide posterior are part of the comparison
-    for seed, method in track(list(itertools.product(range(args.seeds), OBJECTIVES)), "runs"):
+    for seed, method in track(list(itertools.product(args.seeds, OBJECTIVES)), "runs"):
         if (method, seed) not in done:
             rows += trials(method, seed, args, data)
             result = {"spec": spec, "origin": origin(), "summary": summary(rows), "runs": rows}

@@ -1,0 +1,101 @@
+"""What one run of an experiment computes: a frozen dataclass that checks itself, and the key that its result has."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from varlap.data import KNOWN_NAMES
+from varlap.errors import ConfigError
+
+Method = Literal["map", "vi", "vl"]
+Schedule = Literal["milestones", "cosine"]
+Precision = Literal["fp32", "bf16"]
+Model = Literal["preact-resnet-18", "convnet", "mlp"]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One network, trained by one method on one data set. Defaults are the paper's recipe where it states one.
+
+    >>> spec = RunSpec(data="cifar10", method="vl", beta=0.1)
+    >>> spec.epochs, spec.lr, spec.schedule
+    (200, 0.0001, 'milestones')
+    """
+
+    data: str
+    """digits, fashion_mnist, mnist, cifar10, cifar100 or svhn"""
+    method: Method
+    beta: float
+    """tempering of the KL; for MAP of the prior's quadratic part"""
+    seed: int = 0
+    """of weights, batches, augmentation and drawn labels"""
+    recipe: str = "paper"
+    """what the settings below are called together"""
+    model: Model = "preact-resnet-18"
+    width: int = 64
+    """channels of the first stage"""
+    epochs: int = 200
+    lr: float = 1e-4
+    schedule: Schedule = "milestones"
+    """÷ 10 after half and three quarters of the training, or a cosine to zero"""
+    batch_size: int = 128
+    log_sigma_lr_multiplier: float = 10.0
+    curvature: Literal["exact", "default"] = "exact"
+    """of VL: the paper's, or the library's"""
+    prior_scale: float | None = None
+    """one scale for all weights; None scales by fan-in"""
+    augment: bool = True
+    """random crops, and flips where the images have a left and a right"""
+    validation: float = 0.1
+    """part of the training images that is held out, to choose β by"""
+    num_train: int | None = None
+    """use only so many training images"""
+    precision: Precision = "bf16"
+
+    def __post_init__(self) -> None:
+        choices = {"data": KNOWN_NAMES, "method": get_args(Method), "schedule": get_args(Schedule)}
+        choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                close = difflib.get_close_matches(str(value), allowed, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(map(repr, allowed))}"
+                raise ConfigError(f"{name} = {value!r}: {hint}")
+        positive = ("beta", "lr", "log_sigma_lr_multiplier", "epochs", "batch_size", "width")
+        for name in (*positive, *(["prior_scale"] if self.prior_scale is not None else [])):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} = {value!r} must be a positive number")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation = {self.validation} must be a part of the training images, such as 0.1")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "RunSpec":
+        """Make a spec of named settings, or say which one is unknown or missing.
+
+        >>> RunSpec.of({"data": "cifar10", "metod": "vl", "beta": 0.1})
+        Traceback (most recent call last):
+        varlap.errors.ConfigError: a run has no setting 'metod'; did you mean 'method'?
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in settings:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                raise ConfigError(f"a run has no setting {name!r}; {hint}")
+        for name in ("data", "method", "beta"):
+            if name not in settings:
+                raise ConfigError(f"a run needs {name}")
+        return cls(**settings)
+
+    def key(self) -> str:
+        """Return a name for the result: readable, and different for every different spec.
+
+        >>> RunSpec(data="cifar10", method="vl", beta=0.1).key().startswith("cifar10-vl-beta0.1-seed0-paper-")
+        True
+        """
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+        return f"{self.data}-{self.method}-beta{self.beta:g}-seed{self.seed}-{self.recipe}-{digest}"
