@@ -43,7 +43,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path):
     whole = {name: (tmp_path / name).read_bytes() for name in ("scores.json", "predictions.safetensors")}
     for name, content in whole.items():
         (tmp_path / name).write_bytes(content[: len(content) // 2])
-        with pytest.raises(DataError, match=r"is damaged .*; evaluate again"):
+        with pytest.raises(DataError, match=r"is damaged .*; make it again by"):
             Evaluated.read(tmp_path)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "scores.json").write_text("[]")

@@ -63,22 +63,56 @@ def evaluate(
     >>> sorted(scores)
     ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
+    options = predict_options(how, num_samples, seed, temperature)
+    scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
+    for _, y, prediction in predictions(bnn, data, batch_size, options):
+        scores.add(prediction, y)
+    if ood is not None:
+        for prediction in outside_predictions(bnn, ood, batch_size, options):
+            scores.add_ood(prediction)
+    return scores.compute()
+
+
+def predict_options(how: str, num_samples: int | None, seed: int, temperature: float) -> dict[str, Any]:
+    """Return what `predict` is to be told besides the inputs; nothing for the mean network.
+
+    >>> predict_options("mean", None, 0, 1.0), predict_options("sampled", 5, 0, 2.0)
+    ({}, {'how': 'sampled', 'seed': 0, 'num_samples': 5, 'temperature': 2.0})
+    """
     options: dict[str, Any] = {}
     if how != "mean":
         options |= {"how": how, "seed": seed} | ({} if num_samples is None else {"num_samples": num_samples})
     if temperature != 1.0:
         options["temperature"] = temperature
-    scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
+    return options
+
+
+def predictions(
+    bnn: BNN, data: Any, batch_size: int, options: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any, Prediction]]:
+    """Yield inputs, targets and prediction of each batch, checked and on the network's device.
+
+    >>> data = torch.zeros(5, 2), torch.zeros(5).long()
+    >>> [len(prediction.probs) for _, _, prediction in predictions(BNN(torch.nn.Linear(2, 3)), data, 2, {})]
+    [2, 2, 1]
+    """
     for number, (x, y) in enumerate(as_batches(data, batch_size)):
         checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
-        prediction = predict(bnn, tree.to_device(x, bnn.device), **options)
-        y = tree.to_device(y, bnn.device)
+        x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
+        prediction = predict(bnn, x, **options)
         _check_targets(bnn, prediction, y)
-        scores.add(prediction, y)
-    if ood is not None:
-        for x in _inputs(ood, batch_size):
-            scores.add_ood(predict(bnn, tree.to_device(x, bnn.device), **options))
-    return scores.compute()
+        yield x, y, prediction
+
+
+def outside_predictions(bnn: BNN, ood: Any, batch_size: int, options: Mapping[str, Any]) -> Iterator[Prediction]:
+    """Yield the prediction of each batch of out-of-distribution inputs, in the forms that `evaluate` takes.
+
+    >>> bnn = BNN(torch.nn.Linear(2, 3))
+    >>> [len(prediction.probs) for prediction in outside_predictions(bnn, torch.ones(3, 2), 2, {})]
+    [2, 1]
+    """
+    for x in _inputs(ood, batch_size):
+        yield predict(bnn, tree.to_device(x, bnn.device), **options)
 
 
 def _check_targets(bnn: BNN, prediction: Prediction, targets: Any) -> None:
