@@ -1,7 +1,6 @@
 """`varlap train`: train a network on a data set, and carry the run on by the same command."""
 
 import json
-import logging
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from varlap.cli.device import choose_device
-from varlap.cli.mistakes import user_mistakes
+from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.data import crop_and_flip
 from varlap.errors import Interrupted
 from varlap.experiments import ImageTask
@@ -78,7 +77,7 @@ def train(
 
     Example: varlap train digits --method vl --beta 0.01 --epochs 20 --out runs/digits
     """
-    _log_to_stderr(quiet or as_json)
+    log_to_stderr(quiet or as_json)
     with user_mistakes():
         chosen = choose_device(device)
         task = ImageTask(data, model.value, validation, seed)
@@ -126,9 +125,3 @@ def train(
     else:
         listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         Console().print(f"{data}, {method.value}: test {listed}")
-
-
-def _log_to_stderr(quiet: bool) -> None:
-    """Let people hear of warnings, and of a run that is carried on."""
-    logging.basicConfig(format="varlap: %(message)s")
-    logging.getLogger("varlap.training.loop").setLevel(logging.WARNING if quiet else logging.INFO)

@@ -55,15 +55,17 @@ def assess(
     >>> sorted(found.predictions)
     ['entropy', 'labels', 'least_sure', 'mutual_information', 'probs']
     >>> found.spec
-    {'how': 'linearised', 'num_samples': None, 'temperature': 1.0, 'prediction_seed': 0}
+    {'how': 'linearised', 'num_samples': 30, 'temperature': 1.0}
     """
     options = predict_options(how, num_samples, seed, temperature)
     scores = Scores(bootstrap=bootstrap, seed=seed, trusted=True)
     inside: list[dict[str, Tensor]] = []
     outside: list[dict[str, Tensor]] = []
+    num_draws = None
     for _, y, prediction in predictions(bnn, test, batch_size, options):
         scores.add(prediction, y)
         inside.append(_kept(prediction, y))
+        num_draws = None if how == "mean" else len(prediction.outputs)
     if ood is not None:
         for prediction in outside_predictions(bnn, ood, batch_size, options):
             scores.add_ood(prediction)
@@ -75,8 +77,7 @@ def assess(
         kept["least_sure"] = unsure.topk(min(NUM_LEAST_SURE, len(unsure))).indices
         if images is not None:
             kept["images"] = images[kept["least_sure"].to(images.device)].cpu()
-    decided = dict(spec or {})
-    decided |= {"how": how, "num_samples": num_samples, "temperature": temperature, "prediction_seed": seed}
+    decided = dict(spec or {}) | {"how": how, "num_samples": num_draws, "temperature": temperature}
     return Evaluated(name, scores.compute(), decided, kept | _joined(outside), origin(), seconds)
 
 
@@ -116,7 +117,8 @@ def draw_figures(
     figures.mkdir(parents=True, exist_ok=True)
     paths = {name: figures / f"{name}.svg" for name in drawn}
     for name, ax in drawn.items():
-        ax.figure.savefig(paths[name], metadata={"Date": None})  # so that the same picture is the same file
+        figure: Any = ax.figure
+        figure.savefig(paths[name], metadata={"Date": None})
     return list(paths.values())
 
 

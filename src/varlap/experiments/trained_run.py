@@ -65,7 +65,8 @@ class TrainedRun:
     @property
     def name(self) -> str:
         """What a table calls it."""
-        return NAMES.get(self.result["method"], self.result["method"])
+        method = str(self.result["method"])
+        return NAMES.get(method, method)
 
     @property
     def seconds(self) -> float | None:
