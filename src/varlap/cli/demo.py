@@ -18,7 +18,7 @@ VALIDATION = 0.2  # of the training images, to choose β and the temperature by
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images, for every method")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images, for every method")] = 50,
     seed: Annotated[int, typer.Option(help="of weights, batches, drawn labels and held-out images")] = 0,
     ood: Annotated[str, typer.Option(help="images from elsewhere: letters or rotated")] = "letters",
     out: Annotated[Path, typer.Option(help="where scores, predictions and pictures go")] = Path("runs/demo"),

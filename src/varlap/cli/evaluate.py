@@ -11,7 +11,7 @@ from rich.console import Console
 
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
-from varlap.cli.table import comparison_table
+from varlap.cli.table import score_table
 from varlap.errors import ConfigError
 from varlap.experiments import Evaluated, TrainedRun, assess, draw_figures
 from varlap.posterior import BNN
@@ -66,7 +66,7 @@ def evaluate(
         }
         found = [assess(bnn, task.test, name=opened.name, **options)]
         if temperature is not None:
-            scaled = assess(bnn, task.test, name=f"{opened.name}, temperature", temperature=temperature, **options)
+            scaled = assess(bnn, task.test, name=f"{opened.name}, scaled", temperature=temperature, **options)
             both = {"nll_scaled": scaled.scores["nll"], "temperature": temperature}
             found = [replace(each, scores={**each.scores, **both}) for each in (found[0], scaled)]
         folders = [_write(each, opened.folder) for each in found]
@@ -76,12 +76,7 @@ def evaluate(
         typer.echo(json.dumps(_object(found, folders)))
         return
     console = Console(highlight=False)
-    console.print(comparison_table(found, title=f"{task.data}, {len(task.test[1])} test images"))
-    if temperature is not None:
-        before, after = (each.scores["nll"] for each in found)
-        console.print(
-            f"temperature {temperature:.3f}, of held-out images: NLL {before:.4f} before, {after:.4f} with it"
-        )
+    console.print(score_table(found, title=f"{task.data}, {len(task.test[1])} test images"))
     console.print(f"Scores and predictions: {', '.join(map(str, folders))}")
 
 
@@ -96,7 +91,7 @@ def _temperature(bnn: BNN, run: TrainedRun, options: dict[str, Any]) -> float:
 
 
 def _write(found: Evaluated, run: Path) -> Path:
-    name = found.spec["how"] + ("" if found.spec["temperature"] == 1.0 else "-temperature")
+    name = found.spec["how"] + ("" if found.spec["temperature"] == 1.0 else "-scaled")
     folder = run / "evaluations" / name
     try:
         found.write(folder)
