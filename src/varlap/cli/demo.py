@@ -26,12 +26,12 @@ def demo(
 ) -> None:
     """Compare MAP, temperature scaling, Laplace, VI and VL on scikit-learn's digits, in about a minute.
 
-    Each method's β is chosen on held-out training images; the test images are looked at once.
+    Held-out training images choose each method's β; the test images are looked at once.
 
     Example: varlap demo --out runs/demo
     """
     log_to_stderr(quiet=as_json)
-    console = Console(stderr=as_json, quiet=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     with user_mistakes():
         task = ImageTask("digits", "convnet", validation=VALIDATION, seed=seed)
         progress = "bars" if sys.stderr.isatty() and not as_json else "none"

@@ -1,6 +1,7 @@
 """MAP, temperature scaling, Laplace, VI and VL from the same start, each as good as held-out images can make it."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from varlap.curvature import fisher_diagonal
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, VarlapWarning
 from varlap.experiments.assessment import assess, draw_figures
 from varlap.experiments.evaluation import Evaluated
 from varlap.experiments.image_task import ImageTask
@@ -24,6 +25,8 @@ BETAS = (0.01, 0.03, 0.1)
 LAPLACE_BETAS = (0.001, 0.003, 0.01, 0.1)
 """what β of Laplace's variances is chosen from; it costs no training"""
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"MAP": MAP, "VI": VI, "VL": VL}
+WAYS = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
+"""by which network a method may predict"""
 
 Tell = Callable[[str], None]
 
@@ -32,10 +35,9 @@ Tell = Callable[[str], None]
 class Comparison:
     """How to compare: a task with held-out images, and one budget for all methods.
 
-    Each method is trained once for each β of `BETAS` from the same weights and in the same order of batches; the β with
-    the best NLL of the held-out images is kept, and the test images are looked at once. Temperature scaling and Laplace
-    start from the MAP that was kept. All predict by the mean network except Laplace, which is linearised: the ways with
-    the best held-out NLL, VI's weight samples being worse than its mean.
+    Each method is trained once for each β of `BETAS` from the same weights and in the same order of batches. The NLL of
+    the held-out images chooses β, and for VI and VL whether to predict by the mean network or by samples; then the
+    test images are looked at once. Temperature scaling and Laplace, which is linearised, start from the chosen MAP.
 
     >>> next(Comparison(ImageTask("digits", "mlp"), epochs=1).run())
     Traceback (most recent call last):
@@ -66,12 +68,12 @@ class Comparison:
 
     def _methods(self, tell: Tell) -> Iterator[tuple[Evaluated, BNN, Any]]:
         for method in OBJECTIVES:
-            bnn, beta, seconds = self._best(method, tell)
+            bnn, beta, how, seconds = self._best(method, tell)
             spec = {"method": method.lower(), "beta": beta}
             if method != "MAP":
                 # Its picture shows the optimum of VL's variances; VI's is another.
                 fisher = fisher_diagonal(bnn, self.task.training, batch_size=512) if method == "VL" else None
-                yield self._assessed(bnn, method, spec, seconds), bnn, fisher
+                yield self._assessed(bnn, method, spec, seconds, how), bnn, fisher
                 continue
             yield self._assessed(bnn, "MAP", spec, seconds), bnn, None
             start = time.monotonic()
@@ -86,9 +88,9 @@ class Comparison:
             spec = {"method": "laplace", "beta": beta, "beta_of_the_mean": spec["beta"]}
             yield self._assessed(bnn, "Laplace", spec, took, how="linearised"), bnn, fisher
 
-    def _best(self, method: str, tell: Tell) -> tuple[BNN, float, float]:
-        """Train for each β; return the network of the best held-out NLL, its β and how long it trained."""
-        best: tuple[float, BNN, float, float] | None = None
+    def _best(self, method: str, tell: Tell) -> tuple[BNN, float, str, float]:
+        """Train for each β; return the network of the best held-out NLL, its β, its way and how long it trained."""
+        best: tuple[float, BNN, float, str, float] | None = None
         num_data = len(self.task.training[1])
         for beta in BETAS:
             tell(f"{method}, β = {beta:g}: {self.epochs} epochs")
@@ -107,11 +109,12 @@ class Comparison:
                 progress=self.progress,
             )
             seconds = time.monotonic() - start
-            nll = self._held_out_nll(bnn, "mean")
-            if best is None or nll < best[0]:
-                best = nll, bnn, beta, seconds
+            for how in WAYS[method]:
+                nll = self._held_out_nll(bnn, how)
+                if best is None or nll < best[0]:
+                    best = nll, bnn, beta, how, seconds
         assert best is not None
-        tell(f"{method}: held-out images choose β = {best[2]:g} (NLL {best[0]:.3f})")
+        tell(f"{method}: held-out images choose β = {best[2]:g}, {best[3]} (NLL {best[0]:.3f})")
         return best[1:]
 
     def _laplace(self, bnn: BNN) -> tuple[Any, float]:
@@ -126,7 +129,9 @@ class Comparison:
         return fisher, best
 
     def _held_out_nll(self, bnn: BNN, how: str) -> float:
-        return evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
+            return evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
 
     def _assessed(
         self, bnn: BNN, name: str, spec: dict[str, Any], seconds: float, how: str = "mean", temperature: float = 1.0
