@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from varlap.cli import app
+from varlap.errors import Interrupted
 from varlap.experiments import Evaluated, ImageTask, comparison
 
 NAMES = ["MAP", "MAP, scaled", "Laplace", "VI", "VL"]
@@ -43,7 +44,7 @@ def test_a_process_prints_one_object_and_writes_every_method(tmp_path: Path):
     assert ways.pop("Laplace") == ("linearised", 30)
     assert set(ways.values()) <= {("mean", None), ("sampled", 10)}
     assert ways["MAP"] == ways["MAP, scaled"] == ("mean", None)
-    assert "VL, β = 0.1: 1 epochs" in done.stderr  # progress goes there
+    assert "VL, β = 0.1: 1 epoch" in done.stderr  # progress goes there
     assert written["MAP"].spec["beta"] == written["Laplace"].spec["beta_of_the_mean"]
     assert written["MAP, scaled"].scores["accuracy"] == written["MAP"].scores["accuracy"]
     assert written["MAP, scaled"].spec["temperature"] != 1
@@ -85,7 +86,7 @@ def test_people_get_one_table_with_the_best_of_each_column_marked(
     ("arguments", "message"),
     [
         (["--ood", "digits"], "digits is what the network was trained on"),
-        (["--out", "{file}"], "cannot be written"),
+        (["--out", "{file}"], "file cannot be made"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(quick: None, tmp_path: Path, arguments: list[str], message: str):
@@ -95,6 +96,16 @@ def test_a_mistake_is_one_line_and_status_2(quick: None, tmp_path: Path, argumen
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_signal_has_its_own_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stopped(*_, **__):
+        raise Interrupted(15, step=3, saved=False)
+
+    monkeypatch.setattr(comparison, "fit", stopped)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 143
+    assert "SIGTERM stopped the training" in result.stderr
 
 
 def test_held_out_images_choose_beta(monkeypatch: pytest.MonkeyPatch):

@@ -148,6 +148,19 @@ def test_a_temperature_needs_held_out_images(tmp_path: Path):
     )
 
 
+def test_a_map_run_has_nothing_to_average_over(run: Path):
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"method": "map"}))
+    _refused(
+        ["--how", "sampled"],
+        run,
+        "was trained by MAP, which learns no variances, so --how sampled has nothing to average over; use --how mean, "
+        "or train with --method laplace, vi or vl",
+    )
+    _run("evaluate", str(run))
+    assert not (run / "figures").exists()
+
+
 def test_what_is_no_finished_run_is_named(run: Path, tmp_path: Path):
     _refused([], tmp_path / "nowhere", "nowhere is no folder; give one that `varlap train DATA --out RUN` wrote")
     (tmp_path / "empty").mkdir()

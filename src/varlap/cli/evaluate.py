@@ -49,6 +49,7 @@ def evaluate(
     log_to_stderr(quiet=as_json)
     with user_mistakes():
         opened = TrainedRun.open(run)
+        _check_variances(opened, how)
         task, bnn = opened.task, opened.bnn(choose_device(device))
         options: dict[str, Any] = {
             "how": how.value,
@@ -78,6 +79,14 @@ def evaluate(
     console = Console(highlight=False)
     console.print(score_table(found, title=f"{task.data}, {len(task.test[1])} test images"))
     console.print(f"Scores and predictions: {', '.join(map(str, folders))}")
+
+
+def _check_variances(run: TrainedRun, how: How) -> None:
+    if run.result["method"] == "map" and how is not How.mean:
+        raise ConfigError(
+            f"{run.folder} was trained by MAP, which learns no variances, so --how {how.value} has nothing to average "
+            "over; use --how mean, or train with --method laplace, vi or vl"
+        )
 
 
 def _temperature(bnn: BNN, run: TrainedRun, options: dict[str, Any]) -> float:

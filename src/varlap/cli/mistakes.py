@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import typer
 
-from varlap.errors import VarlapError
+from varlap.errors import Interrupted, VarlapError
 
 
 @contextlib.contextmanager
 def user_mistakes() -> Iterator[None]:
-    """Print varlap's own errors as one line and exit with 2."""
+    """Print varlap's own errors as one line and exit with 2; a signal's exit status is its own."""
     try:
         yield
+    except Interrupted as stop:
+        typer.echo(f"varlap: {stop}", err=True)
+        raise typer.Exit(stop.exit_status) from None
     except VarlapError as error:
         typer.echo(f"varlap: {error}", err=True)
         raise typer.Exit(2) from None

@@ -13,7 +13,6 @@ from rich.console import Console
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.data import crop_and_flip
-from varlap.errors import Interrupted
 from varlap.experiments import ImageTask
 from varlap.metrics import evaluate
 from varlap.objectives import MAP, VI, VL, Objective, VLHessian
@@ -86,28 +85,24 @@ def train(
         label = {"data": data, "method": method.value, "model": task.chosen_model, "validation": validation}
         training = task.training
         objective = OBJECTIVES[method](len(training[1]), beta=beta, seed=seed)
-        try:
-            history = fit(
-                bnn,
-                objective,
-                training,
-                validation=task.held_out,
-                augment=crop_and_flip if augment else None,
-                out=out,
-                label=label,
-                progress="none" if quiet or as_json else "auto",
-                epochs=epochs,
-                batch_size=batch_size,
-                lr=lr or (1e-3 if task.chosen_model == "preact-resnet-18" else 3e-3),
-                seed=seed,
-                precision=precision,
-                patience=patience,
-                keep="last" if patience is None else "best",
-                save_every=save_every,
-            )
-        except Interrupted as stop:
-            Console(stderr=True).print(str(stop))
-            raise typer.Exit(stop.exit_status) from stop
+        history = fit(
+            bnn,
+            objective,
+            training,
+            validation=task.held_out,
+            augment=crop_and_flip if augment else None,
+            out=out,
+            label=label,
+            progress="none" if quiet or as_json else "auto",
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr or (1e-3 if task.chosen_model == "preact-resnet-18" else 3e-3),
+            seed=seed,
+            precision=precision,
+            patience=patience,
+            keep="last" if patience is None else "best",
+            save_every=save_every,
+        )
         if method is Method.laplace:
             laplace(bnn, training, beta=beta)
         scores = evaluate(bnn, task.test)

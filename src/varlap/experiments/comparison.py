@@ -57,10 +57,12 @@ class Comparison:
         """Yield the methods as they are finished; with `out`, write each into a folder there, with its pictures."""
         if self.task.held_out is None:
             raise ConfigError("a comparison needs held-out images to choose by; give ImageTask(..., validation=0.2)")
+        if out is not None:
+            _make_folder(Path(out))  # before the work, not after it
         for found, bnn, fisher in self._methods(tell):
             if out is not None:
                 folder = Path(out) / folder_name(found.name)
-                _write(found, folder)
+                found.write(folder)
                 if found.spec["method"] != "map":  # whose log σ were never trained
                     num_data, beta = len(self.task.training[1]), found.spec["beta"]
                     draw_figures(bnn, folder, fisher=fisher, num_data=num_data, beta=beta)
@@ -93,7 +95,7 @@ class Comparison:
         best: tuple[float, BNN, float, str, float] | None = None
         num_data = len(self.task.training[1])
         for beta in BETAS:
-            tell(f"{method}, β = {beta:g}: {self.epochs} epochs")
+            tell(f"{method}, β = {beta:g}: {self.epochs} epoch{'s' * (self.epochs > 1)}")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.task.seed)  # all methods start from the same weights
                 bnn = BNN(self.task.network())
@@ -162,8 +164,8 @@ def folder_name(name: str) -> str:
     return "-".join(words)
 
 
-def _write(found: Evaluated, folder: Path) -> None:
+def _make_folder(path: Path) -> None:
     try:
-        found.write(folder)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error}; choose another out") from error
+        raise ConfigError(f"the folder {path} cannot be made: {error}; choose another out") from error
