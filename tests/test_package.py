@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.resources
 import inspect
-import json
 import os
 import re
 import shutil
@@ -111,27 +110,11 @@ def test_help_lists_the_commands_and_explains_each_with_an_example():
     done = command("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    assert "demo" in done.stdout
+    assert all(word in done.stdout for word in ("demo", "train", "evaluate", "bench"))
     done = command("demo", "--help")
     assert done.returncode == 0
-    for word in ("Example: varlap demo", "--epochs", "--beta", "--seed", "--json"):
+    for word in ("Example: varlap demo", "--epochs", "--out", "--seed", "--json"):
         assert word in done.stdout
-
-
-def test_demo_prints_one_json_object_and_nothing_else_on_stdout():
-    pytest.importorskip("sklearn")
-    done = command("demo", "--epochs", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    answer = json.loads(line)
-    assert answer["data"] == "digits"
-    assert answer["epochs"] == 1
-    assert set(answer["scores"]) == {"MAP", "VL"}
-    for scores in answer["scores"].values():
-        assert set(scores) == {"accuracy", "nll", "ece"}
-        assert 0 <= scores["accuracy"] <= 1
-        assert 0 < scores["nll"] < 3
-    assert "digits" in done.stderr  # progress goes there
 
 
 def test_unknown_option_is_a_users_mistake():

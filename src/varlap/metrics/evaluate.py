@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,23 +65,26 @@ def evaluate(
     >>> sorted(scores)
     ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
-    scaled = {} if temperature == 1.0 else {"temperature": temperature}  # a likelihood may have no temperature
-    predict_fn = _warning_once(partial(predict, bnn, how=how, num_samples=num_samples, seed=seed, **scaled))
+    predict_fn = predictor(bnn, how, num_samples, seed, temperature)
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
-    for number, (x, y) in enumerate(as_batches(data, batch_size)):
-        checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
-        prediction = predict_fn(tree.to_device(x, bnn.device))
-        y = tree.to_device(y, bnn.device)
-        _check_targets(bnn, prediction, y)
+    for y, prediction in predictions(bnn, data, batch_size, predict_fn):
         scores.add(prediction, y)
     if ood is not None:
-        for x in _inputs(ood, batch_size):
-            scores.add_ood(predict_fn(tree.to_device(x, bnn.device)))
+        for prediction in outside_predictions(bnn, ood, batch_size, predict_fn):
+            scores.add_ood(prediction)
     return scores.compute()
 
 
-def _warning_once(predict_fn: Callable[[Any], Prediction]) -> Callable[[Any], Prediction]:
-    """Let the first batch alone warn: the others would say the same."""
+PredictFn = Callable[[Any], Prediction]
+
+
+def predictor(bnn: BNN, how: How, num_samples: int | None, seed: int, temperature: float) -> PredictFn:
+    """Return what predicts batch after batch in one way; the first alone warns, since the others would say the same.
+
+    >>> predictor(BNN(torch.nn.Linear(2, 3)), "sampled", 5, 0, 1.0)(torch.zeros(4, 2)).probs.shape
+    torch.Size([4, 3])
+    """
+    scaled: dict[str, Any] = {} if temperature == 1.0 else {"temperature": temperature}  # some likelihoods have none
     warned = False
 
     def predicted(x: Any) -> Prediction:
@@ -91,9 +93,35 @@ def _warning_once(predict_fn: Callable[[Any], Prediction]) -> Callable[[Any], Pr
             if warned:
                 warnings.simplefilter("ignore", VarlapWarning)
             warned = True
-            return predict_fn(x)
+            return predict(bnn, x, how=how, num_samples=num_samples, seed=seed, **scaled)
 
     return predicted
+
+
+def predictions(bnn: BNN, data: Any, batch_size: int, predict_fn: PredictFn) -> Iterator[tuple[Any, Prediction]]:
+    """Yield targets and prediction of each batch, checked and on the network's device.
+
+    >>> bnn, data = BNN(torch.nn.Linear(2, 3)), (torch.zeros(5, 2), torch.zeros(5).long())
+    >>> [len(prediction.probs) for _, prediction in predictions(bnn, data, 2, bnn.predict)]
+    [2, 2, 1]
+    """
+    for number, (x, y) in enumerate(as_batches(data, batch_size)):
+        checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
+        prediction = predict_fn(tree.to_device(x, bnn.device))
+        y = tree.to_device(y, bnn.device)
+        _check_targets(bnn, prediction, y)
+        yield y, prediction
+
+
+def outside_predictions(bnn: BNN, ood: Any, batch_size: int, predict_fn: PredictFn) -> Iterator[Prediction]:
+    """Yield the prediction of each batch of out-of-distribution inputs, in the forms that `evaluate` takes.
+
+    >>> bnn = BNN(torch.nn.Linear(2, 3))
+    >>> [len(prediction.probs) for prediction in outside_predictions(bnn, torch.ones(3, 2), 2, bnn.predict)]
+    [2, 1]
+    """
+    for x in _inputs(ood, batch_size):
+        yield predict_fn(tree.to_device(x, bnn.device))
 
 
 def _check_targets(bnn: BNN, prediction: Prediction, targets: Any) -> None:

@@ -1,0 +1,20 @@
+"""Where a command computes."""
+
+import os
+
+import torch
+
+from varlap.errors import ConfigError
+
+
+def choose_device(wanted: str | None) -> torch.device:
+    """Choose the device; under torchrun each rank has its own GPU."""
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {wanted} cannot be used here; try cpu ({str(error).splitlines()[0]})") from error
+    return device

@@ -1,0 +1,171 @@
+"""MAP, temperature scaling, Laplace, VI and VL from the same start, each as good as held-out images can make it."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from varlap.curvature import fisher_diagonal
+from varlap.errors import ConfigError, VarlapWarning
+from varlap.experiments.assessment import assess, draw_figures
+from varlap.experiments.evaluation import Evaluated
+from varlap.experiments.image_task import ImageTask
+from varlap.metrics import evaluate
+from varlap.objectives import MAP, VI, VL, Objective
+from varlap.posterior import BNN
+from varlap.posthoc import fit_temperature, laplace
+from varlap.training import fit
+
+BETAS = (0.01, 0.03, 0.1)
+"""what β is chosen from, for every method that is trained"""
+LAPLACE_BETAS = (0.001, 0.003, 0.01, 0.1)
+"""what β of Laplace's variances is chosen from; it costs no training"""
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"MAP": MAP, "VI": VI, "VL": VL}
+WAYS = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
+"""by which network a method may predict"""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How to compare: a task with held-out images, and one budget for all methods.
+
+    Each method is trained once for each β of `BETAS` from the same weights and in the same order of batches. The NLL of
+    the held-out images chooses β, and for VI and VL whether to predict by the mean network or by samples; then the
+    test images are looked at once. Temperature scaling and Laplace, which is linearised, start from the chosen MAP.
+
+    >>> next(Comparison(ImageTask("digits", "mlp"), epochs=1).run())
+    Traceback (most recent call last):
+    varlap.errors.ConfigError: a comparison needs held-out images to choose by; give ImageTask(..., validation=0.2)
+    """
+
+    task: ImageTask
+    epochs: int = 50
+    lr: float = 3e-3
+    batch_size: int = 64
+    ood: str = "letters"
+    """images from elsewhere: see `varlap.experiments.outside`"""
+    progress: Any = "none"
+    """of each training, as in `varlap.fit`"""
+
+    def run(self, out: Path | str | None = None, tell: Tell = lambda _: None) -> Iterator[Evaluated]:
+        """Yield the methods as they are finished; with `out`, write each into a folder there, with its pictures."""
+        if self.task.held_out is None:
+            raise ConfigError("a comparison needs held-out images to choose by; give ImageTask(..., validation=0.2)")
+        if out is not None:
+            _make_folder(Path(out))  # before the work, not after it
+        for found, bnn, fisher in self._methods(tell):
+            if out is not None:
+                folder = Path(out) / folder_name(found.name)
+                found.write(folder)
+                if found.spec["method"] != "map":  # whose log σ were never trained
+                    num_data, beta = len(self.task.training[1]), found.spec["beta"]
+                    draw_figures(bnn, folder, fisher=fisher, num_data=num_data, beta=beta)
+            yield found
+
+    def _methods(self, tell: Tell) -> Iterator[tuple[Evaluated, BNN, Any]]:
+        for method in OBJECTIVES:
+            bnn, beta, how, seconds = self._best(method, tell)
+            spec = {"method": method.lower(), "beta": beta}
+            if method != "MAP":
+                # Its picture shows the optimum of VL's variances; VI's is another.
+                fisher = fisher_diagonal(bnn, self.task.training, batch_size=512) if method == "VL" else None
+                yield self._assessed(bnn, method, spec, seconds, how), bnn, fisher
+                continue
+            yield self._assessed(bnn, "MAP", spec, seconds), bnn, None
+            start = time.monotonic()
+            temperature = fit_temperature(bnn, self.task.held_out)
+            took = seconds + time.monotonic() - start
+            tell(f"temperature scaling: held-out images choose {temperature:.2f}")
+            yield self._assessed(bnn, "MAP, scaled", spec, took, temperature=temperature), bnn, None
+            start = time.monotonic()
+            fisher, beta = self._laplace(bnn)
+            took = seconds + time.monotonic() - start
+            tell(f"Laplace: held-out images choose β = {beta:g} for the variances")
+            spec = {"method": "laplace", "beta": beta, "beta_of_the_mean": spec["beta"]}
+            yield self._assessed(bnn, "Laplace", spec, took, how="linearised"), bnn, fisher
+
+    def _best(self, method: str, tell: Tell) -> tuple[BNN, float, str, float]:
+        """Train for each β; return the network of the best held-out NLL, its β, its way and how long it trained."""
+        best: tuple[float, BNN, float, str, float] | None = None
+        num_data = len(self.task.training[1])
+        for beta in BETAS:
+            tell(f"{method}, β = {beta:g}: {self.epochs} epoch{'s' * (self.epochs > 1)}")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.task.seed)  # all methods start from the same weights
+                bnn = BNN(self.task.network())
+            start = time.monotonic()
+            fit(
+                bnn,
+                OBJECTIVES[method](num_data, beta=beta, seed=self.task.seed),
+                self.task.training,
+                epochs=self.epochs,
+                lr=self.lr,
+                batch_size=self.batch_size,
+                seed=self.task.seed,
+                progress=self.progress,
+            )
+            seconds = time.monotonic() - start
+            for how in WAYS[method]:
+                nll = self._held_out_nll(bnn, how)
+                if best is None or nll < best[0]:
+                    best = nll, bnn, beta, how, seconds
+        assert best is not None
+        tell(f"{method}: held-out images choose β = {best[2]:g}, {best[3]} (NLL {best[0]:.3f})")
+        return best[1:]
+
+    def _laplace(self, bnn: BNN) -> tuple[Any, float]:
+        """Set Laplace's variances for the β of the best held-out NLL."""
+        fisher = laplace(bnn, self.task.training, batch_size=512)
+        nlls = {}
+        for beta in LAPLACE_BETAS:
+            bnn.set_optimal_variances(fisher, len(self.task.training[1]), beta)
+            nlls[beta] = self._held_out_nll(bnn, "linearised")
+        best = min(LAPLACE_BETAS, key=nlls.__getitem__)
+        bnn.set_optimal_variances(fisher, len(self.task.training[1]), best)
+        return fisher, best
+
+    def _held_out_nll(self, bnn: BNN, how: str) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
+            return evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
+
+    def _assessed(
+        self, bnn: BNN, name: str, spec: dict[str, Any], seconds: float, how: str = "mean", temperature: float = 1.0
+    ) -> Evaluated:
+        described = self.task.describe()
+        described.pop("normaliser")
+        spec = described | spec | {"epochs": self.epochs, "lr": self.lr, "batch_size": self.batch_size, "ood": self.ood}
+        return assess(
+            bnn,
+            self.task.test,
+            name=name,
+            spec=spec,
+            how=how,
+            temperature=temperature,
+            ood=self.task.outside(self.ood),
+            images=self.task.images.test_images,
+            seconds=seconds,
+        )
+
+
+def folder_name(name: str) -> str:
+    """Return a method's name as that of a folder.
+
+    >>> folder_name("MAP, scaled"), folder_name("VL(H)")
+    ('map-scaled', 'vl-h')
+    """
+    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
+    return "-".join(words)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {path} cannot be made: {error}; choose another out") from error
