@@ -4,6 +4,7 @@ import typer
 
 from varlap.cli.bench import app as bench
 from varlap.cli.demo import demo
+from varlap.cli.report import report
 from varlap.cli.train import train
 
 app = typer.Typer(
@@ -11,5 +12,6 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(report)
 
 app.add_typer(bench, name="bench")
