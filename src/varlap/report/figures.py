@@ -25,10 +25,11 @@ _LARGEST_SVG = 200_000  # bytes; beyond, points are cheaper than lines
 _AT_ONCE = 6  # methods in a diagram: as many as there are colours
 _MOST_IMAGES = 12
 _RELIABILITY = (
-    "How often a prediction is right, against how sure it is. Calibrated probabilities lie on the diagonal; below it, a "
-    "method is too sure of itself."
+    "How often a prediction is right, against how sure it is. Calibrated probabilities lie on the diagonal; below it, "
+    "a method is too sure of itself."
 )
 _RISK = "The error rate if only the surest items are answered. The lower the curve, the better."
+_UNCERTAINTIES = {"entropy": "entropy of the prediction", "mutual_information": "mutual information"}
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
@@ -82,7 +83,12 @@ def of_section(section: Section) -> list[Group]:
             "In and out of distribution",
             "How unsure the predictions are about test items, and about inputs from elsewhere, which should lie to the "
             "right.",
-            tuple(picture for method in methods for picture in _entropies(method)),
+            tuple(
+                picture
+                for key, words in _UNCERTAINTIES.items()
+                for method in methods
+                for picture in _entropies(method, key, words)
+            ),
         ),
         Group(
             "Least sure",
@@ -173,22 +179,19 @@ def _classes(evaluated: Evaluated) -> tuple[Tensor, Tensor] | None:
     return (probs.flatten(), labels.flatten()) if probs.shape == labels.shape else (probs, labels)
 
 
-def _entropies(method: Method) -> Iterator[Picture]:
+def _entropies(method: Method, key: str, words: str) -> Iterator[Picture]:
     kept, scores = method.first.evaluated.predictions, method.first.evaluated.scores
-    for key, words in (("entropy", "entropy of the prediction"), ("mutual_information", "mutual information")):
-        if f"ood_{key}" not in kept or key not in kept:
-            continue
-        inside, outside = kept[key].flatten(), kept[f"ood_{key}"].flatten()
+    if key not in kept or f"ood_{key}" not in kept:
+        return
 
-        def draw(inside: Tensor = inside, outside: Tensor = outside, words: str = words) -> "Axes":
-            ax = plot.entropy_histogram(inside, outside)
-            ax.set_xlabel(f"{words} (nats)")
-            return ax
+    def draw() -> "Axes":
+        ax = plot.entropy_histogram(kept[key].flatten(), kept[f"ood_{key}"].flatten())
+        ax.set_xlabel(f"{words} (nats)")
+        return ax
 
-        area = scores.get(f"ood_auroc_{key}")
-        alt = f"{method.name}: {words} in and out of distribution" + ("" if area is None else f", AUROC {area:.3f}")
-        caption = f"{method.name}, by {words}"
-        yield _draw(draw, _where(method), alt, caption)
+    area = scores.get(f"ood_auroc_{key}")
+    alt = f"{method.name}: {words} in and out of distribution" + ("" if area is None else f", AUROC {area:.3f}")
+    yield _draw(draw, _where(method), alt, f"{method.name}, by {words}")
 
 
 def _least_sure(method: Method) -> Iterator[Picture]:

@@ -124,8 +124,8 @@ def _note(table: Table) -> str:
         words.append("Of several runs: the mean ± its standard error over them.")
     if any(cell.shown_range.startswith("[") for cell in cells):
         words.append("Brackets hold the bootstrap interval over the test items.")
-    if len(table.rows) > 1:
-        words.append("A difference that is small against either may be chance.")
+    if len(table.rows) > 1 and any(cell.shown_range for cell in cells):
+        words.append("A difference that is small against these may be chance.")
     return " ".join(words)
 
 
@@ -170,7 +170,9 @@ def _run(name: str, entry: Entry, shown: set[Any]) -> str:
         f"<details>\n<summary>{escape(words)}</summary>\n",
         _listed("Evaluation", evaluated.spec),
         _listed("Versions and hardware", origin),
-        _listed("Training", entry.run_spec),
+        f"<details>\n<summary>How it was trained</summary>\n{_list(entry.run_spec)}</details>\n"
+        if entry.run_spec
+        else "",
     ]
     if entry.run is not None and entry.run not in shown:
         pictures = "".join(map(_figure, [*figures.elbo(entry, words), *figures.brought(entry, words)]))
@@ -179,19 +181,19 @@ def _run(name: str, entry: Entry, shown: set[Any]) -> str:
 
 
 def _listed(heading: str, spec: Mapping[str, Any]) -> str:
-    if not spec:
-        return ""
-    rows = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{_value(value)}</dd></div>\n" for name, value in flat(spec).items()
-    )
-    return f'<h4>{escape(heading)}</h4>\n<dl class="spec">\n{rows}</dl>\n'
+    return f"<h4>{escape(heading)}</h4>\n{_list(spec)}" if spec else ""
 
 
-def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else str(finite(value))
-    if "\n" in text or len(text) > _LONG:
-        return f'<pre tabindex="0">{escape(text)}</pre>'
-    return escape(text)
+def _list(spec: Mapping[str, Any]) -> str:
+    rows = []
+    for name, value in flat(spec).items():
+        text = value if isinstance(value, str) else str(finite(value))
+        if "\n" in text or len(text) > _LONG:
+            inside = f'<pre tabindex="0">{escape(text)}</pre>'
+            rows.append(f'<div class="long"><dt>{escape(name)}</dt><dd>{inside}</dd></div>\n')
+        else:
+            rows.append(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>\n")
+    return f'<dl class="spec">\n{"".join(rows)}</dl>\n'
 
 
 def _cut(text: str) -> str:

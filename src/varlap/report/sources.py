@@ -10,6 +10,7 @@ from typing import Any
 from varlap.errors import DataError
 from varlap.experiments import Evaluated
 from varlap.experiments.evaluation import SCORES
+from varlap.training.records import Records
 
 _FIGURES, _EVALUATIONS = "figures", "evaluations"
 _OF_A_RUN = ("spec.json", "metrics.jsonl", _FIGURES)
@@ -113,7 +114,10 @@ def _read(folder: Path, root: Path) -> Entry:
     place = Path(root.resolve().name, folder.relative_to(root)).as_posix()
     run = _run_of(folder)
     evaluated = _checked(Evaluated.read(folder), f"the evaluation in {folder}")
-    return Entry(evaluated, place, run, {} if run is None else _spec_of(run))
+    entry = Entry(evaluated, place, run, {} if run is None else _spec_of(run))
+    if entry.metrics is not None:
+        Records(entry.metrics).rows()  # a damaged one is named before anything is drawn
+    return entry
 
 
 def _run_of(folder: Path) -> Path | None:

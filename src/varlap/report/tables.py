@@ -144,7 +144,7 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return a pipe table; best values are bold."""
-        head = ["method", *(column.heading for column in self.columns)]
+        head = ["method", *(markdown_text(column.heading) for column in self.columns)]
         lines = [head, ["---", *("---:" for _ in self.columns)]]
         for row in self.rows:
             name = f"{row.name} ({row.num_runs} runs)" if row.num_runs > 1 else row.name
@@ -153,12 +153,16 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def to_rich(self, title: str, *, ranges: bool = True, turned: bool = False) -> "RichTable":
-        """Return a table for the terminal; turned, the methods stand side by side, which is narrower for few of them."""
+        """Return a table for the terminal; turned, the methods stand side by side: narrower where they are few."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
+        # "OOD AUROC (entropy)" takes two lines, "accuracy (%)" one
+        def broken(heading: str) -> str:
+            return heading.replace(" (", "\n(").replace("\n(%)", " (%)")
+
         names = [f"{row.name}\n{row.num_runs} runs" if row.num_runs > 1 else row.name for row in self.rows]
-        headings = [column.heading for column in self.columns]
+        headings = [broken(column.heading) for column in self.columns]
         cells: list[list[Text]] = []
         for row in self.rows:
             cells.append([])
@@ -171,9 +175,9 @@ class Table:
         table = RichTable(title=Text(title))
         table.add_column("score" if turned else "method", no_wrap=True)
         for heading in headings:
-            table.add_column(Text(heading.replace(" (", "\n(")), justify="right", no_wrap=True)
+            table.add_column(Text(heading), justify="right", no_wrap=True)
         for name, line in zip(names, cells, strict=True):
-            table.add_row(Text(name.replace(" (", "\n(") if turned else name), *line)
+            table.add_row(Text(name), *line)
         return table
 
 
@@ -306,7 +310,7 @@ def _html_heading(column: Column) -> str:
     words = {"↑": "higher is better", "↓": "lower is better"}.get(column.direction)
     if words is None:
         return title
-    return f'{title} <span title="{words}" aria-label="{words}" role="img">{column.direction}</span>'
+    return f'{title}&nbsp;<span title="{words}" aria-label="{words}" role="img">{column.direction}</span>'
 
 
 def _html_runs(row: Row) -> str:
