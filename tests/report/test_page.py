@@ -1,9 +1,11 @@
 """The page is well-formed, loads nothing, believes no file, and is the same each time."""
 
+import io
 import itertools
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,16 +13,18 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from varlap import report
 from varlap.cli import app
+from varlap.cli.report import _fitting
 from varlap.errors import ConfigError, DataError
 from varlap.experiments import Evaluated
 from varlap.report.sources import collect
 
 NAUGHTY = '<script>alert("1")</script> & co | _x_'
-VOID = {"meta", "link", "img", "br", "hr"}
+VOID = {"meta", "link", "img", "br", "hr", "wbr"}
 
 
 class Parsed(HTMLParser):
@@ -143,6 +147,14 @@ def test_many_methods_share_several_diagrams(tmp_path: Path, made: Callable[...,
     assert "<title>8 methods on toys</title>" in text
 
 
+def test_long_names_leave_room_for_the_diagram(tmp_path: Path, made: Callable[..., Evaluated]):
+    kept = {name: made("M").predictions[name] for name in ("probs", "labels")}
+    names = [f"{number}: a name that is longer than any diagram is wide, {'and longer ' * 5}" for number in range(6)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib's, where nothing is left of the axes
+        report.write([Evaluated(name, {"nll": 0.5}, {}, kept) for name in names], tmp_path)
+
+
 def test_yes_or_no_labels_are_drawn(tmp_path: Path):
     kept = {"probs": torch.tensor([[0.9, 0.2], [0.4, 0.6]]), "labels": torch.tensor([[1, 0], [1, 1]])}
     assert "Reliability diagram" in report.write(Evaluated("VL", {"nll": 0.5}, {}, kept), tmp_path).read_text()
@@ -233,6 +245,21 @@ def test_the_command_prints_the_table_or_one_object(runs: Path, tmp_path: Path):
     assert answer["title"] == "T"
     assert [row["name"] for row in answer["sections"][0]["rows"]] == ["VL", "MAP"]
     assert {**answer, "page": 0} == {"page": 0, **json.loads((tmp_path / "b" / "report.json").read_text())}
+
+
+def test_the_terminal_gets_what_fits(runs: Path):
+    table = report.compare(runs)["toys"].short()
+    printed = {}
+    for width in (200, 60, 30):
+        console = Console(width=width, file=io.StringIO(), color_system=None)
+        console.print(_fitting(console, table, "toys"))
+        printed[width] = console.file.getvalue()
+        assert "…" not in printed[width]
+        assert table.rows[0].cells["nll"].shown in printed[width]
+    assert "± " in printed[200]
+    assert "±" not in printed[60]
+    assert "┃ score" in printed[60]
+    assert "┃" not in printed[30]
 
 
 def test_a_mistake_is_one_line_and_status_2(tmp_path: Path):

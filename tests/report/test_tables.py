@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +96,19 @@ def test_runs_that_differ_in_more_than_their_seed_are_told_apart():
     assert [(row.name, row.num_runs) for row in table.rows] == [("VL (beta 0.1)", 2), ("VL (beta 1.0)", 2)]
     table = _table(*(_one("VL", {"nll": 0.5}, seed=0) for _ in range(2)))
     assert [row.name for row in table.rows] == ["VL (1)", "VL (2)"]
+
+
+def test_an_experiment_that_was_repeated_in_another_folder_is_a_row_of_its_own(tmp_path: Path):
+    for folder, seeds in (("a", (0, 1)), ("b", (0, 1, 2)), ("c/twice", (0,)), ("c/again", (0,))):
+        for seed in seeds:
+            _one("VL", {"nll": 0.5}, seed=seed).write(tmp_path / folder / f"vl-{seed}")
+    (table,) = report.compare([tmp_path / "a", tmp_path / "b", tmp_path / "c"]).values()
+    assert [(row.name, row.num_runs) for row in table.rows] == [
+        ("VL (a)", 2),
+        ("VL (b)", 3),
+        ("VL (c/again/vl-0)", 1),
+        ("VL (c/twice/vl-0)", 1),
+    ]
 
 
 def test_a_temperature_that_each_seed_found_does_not_part_them():

@@ -1,5 +1,6 @@
 """`varlap report`: one page that compares the evaluations below folders."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from varlap.cli.mistakes import user_mistakes
 from varlap.report.build import as_json as plain
@@ -41,9 +43,17 @@ def report(
     console.print(f"[bold]{path.resolve().as_uri()}[/]", soft_wrap=True, highlight=False)
 
 
-def _fitting(console: Console, table: Table, title: str) -> RichTable:
-    """Return the fullest form of a table that the terminal is wide enough for."""
-    forms = [table.to_rich(title, ranges=r, turned=t) for r in (True, False) for t in (False, True)]
+def _fitting(console: Console, table: Table, title: str) -> RichTable | Text:
+    """Return the fullest form of a table that the terminal is wide enough for; the last one is a list."""
     wide = console.options.update(max_width=10_000)
-    fitting = (form for form in forms if Measurement.get(console, wide, form).maximum <= console.width)
-    return next(fitting, forms[-1])
+    for ranges, turned in itertools.product((True, False), (False, True)):
+        form = table.to_rich(title, ranges=ranges, turned=turned)
+        if Measurement.get(console, wide, form).maximum <= console.width:
+            return form
+    lines = [title]
+    for row in table.rows:
+        found = [
+            f"{column.heading} {row.cells[column.key].shown}" for column in table.columns if column.key in row.cells
+        ]
+        lines.append(f"{row.name}: {', '.join(found)}")
+    return Text("\n".join(lines))

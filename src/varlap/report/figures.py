@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LARGEST_SVG = 200_000  # bytes; beyond, points are cheaper than lines
 _AT_ONCE = 6  # methods in a diagram: as many as there are colours
+_SHORT_NAME, _LONGEST_NAME = 13, 40  # letters: two fit beside each other in a legend; one fits in a line
 _MOST_IMAGES = 12
 _RELIABILITY = (
     "How often a prediction is right, against how sure it is. Calibrated probabilities lie on the diagonal; below it, "
@@ -75,7 +76,7 @@ def of_section(section: Section) -> list[Group]:
             "Can the probabilities be trusted?",
             "",
             (
-                *_compared(section, plot.reliability, "ece", "ECE", "Reliability diagram", _RELIABILITY),
+                *_compared(section, _reliability, "ece", "ECE", "Reliability diagram", _RELIABILITY),
                 *_compared(section, plot.risk_coverage, "aurc", "AURC", "Risk against coverage", _RISK),
             ),
         ),
@@ -161,13 +162,33 @@ def _compared(
     judged = [(method, both) for method, both in judged if torch.equal(both[1], judged[0][1][1])]
     for start in range(0, len(judged), _AT_ONCE):
         part = judged[start : start + _AT_ONCE]
-        probs, labels = {method.name: both[0] for method, both in part}, part[0][1][1]
+        probs, labels = (
+            {_cut(method.name, number): both[0] for number, (method, both) in enumerate(part, 1)},
+            part[0][1][1],
+        )
         told = [
             method.name + (f" ({score} {value:.4f})" if (value := method.first.evaluated.scores.get(key)) else "")
             for method, _ in part
         ]
         where = ", ".join(_where(method) for method, _ in part)
         yield _draw(lambda p=probs, y=labels: draw(p, y), where, f"{title} of {', '.join(told)}", caption)
+
+
+def _reliability(probs: Mapping[str, Tensor], labels: Tensor) -> "Axes":
+    ax = plot.reliability(probs, labels)
+    if max(map(len, probs)) > _SHORT_NAME:  # such names would take the room of the diagram itself
+        figure, inside = ax.get_figure(root=True), ax.get_legend()
+        assert figure is not None
+        assert inside is not None
+        inside.remove()
+        figure.set_size_inches(4.2, 3.4 + 0.2 * len(probs))
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper left", fontsize="small", frameon=False)
+        ax.set_ylim(top=1.05)
+    return ax
+
+
+def _cut(name: str, number: int) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 4]}… {number}"
 
 
 def _classes(evaluated: Evaluated) -> tuple[Tensor, Tensor] | None:

@@ -190,10 +190,15 @@ def _list(spec: Mapping[str, Any]) -> str:
         text = value if isinstance(value, str) else str(finite(value))
         if "\n" in text or len(text) > _LONG:
             inside = f'<pre tabindex="0">{escape(text)}</pre>'
-            rows.append(f'<div class="long"><dt>{escape(name)}</dt><dd>{inside}</dd></div>\n')
+            rows.append(f'<div class="long"><dt>{_breakable(name)}</dt><dd>{inside}</dd></div>\n')
         else:
-            rows.append(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>\n")
+            rows.append(f"<div><dt>{_breakable(name)}</dt><dd>{escape(text)}</dd></div>\n")
     return f'<dl class="spec">\n{"".join(rows)}</dl>\n'
+
+
+def _breakable(name: str) -> str:
+    """Let a dotted name break where a reader would."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _cut(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,13 +116,7 @@ def _num_items(evaluated: Evaluated) -> int | None:
 
 def _methods(entries: Sequence[Entry]) -> list[Method]:
     """Return the rows in the order of their first run."""
-    rows: list[list[Entry]] = []
-    for row in _split(entries, (*CHANCE, *_FITTED)):
-        if _differ_by_chance(row):
-            rows.append(row)
-            continue
-        for part in _split(row, CHANCE):
-            rows += [part] if _differ_by_chance(part) else [[entry] for entry in part]
+    rows = _by_chance(entries, [(*CHANCE, *_FITTED), CHANCE])
     same: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
         same.setdefault(row[0].evaluated.name, []).append(number)
@@ -137,6 +132,17 @@ def _methods(entries: Sequence[Entry]) -> list[Method]:
     return [Method(names[number], tuple(row)) for number, row in enumerate(rows)]
 
 
+def _by_chance(entries: Sequence[Entry], ignored: Sequence[Sequence[str]]) -> list[list[Entry]]:
+    """Part evaluations no further than it takes for each part to hold a seed once."""
+    if ignored:
+        parts = _split(entries, ignored[0])
+        return [row for part in parts for row in ([part] if _differ(part) else _by_chance(part, ignored[1:]))]
+    by_source: dict[int, list[Entry]] = {}
+    for entry in entries:  # the same experiment again, in another folder?
+        by_source.setdefault(entry.source, []).append(entry)
+    return [row for part in by_source.values() for row in ([part] if _differ(part) else [[one] for one in part])]
+
+
 def _split(entries: Sequence[Entry], ignored: Sequence[str]) -> list[list[Entry]]:
     """Group by name and spec, less what is ignored."""
     groups: dict[str, list[Entry]] = {}
@@ -147,7 +153,7 @@ def _split(entries: Sequence[Entry], ignored: Sequence[str]) -> list[list[Entry]
     return list(groups.values())
 
 
-def _differ_by_chance(entries: Sequence[Entry]) -> bool:
+def _differ(entries: Sequence[Entry]) -> bool:
     drawn = [json.dumps([finite(entry.evaluated.spec.get(name)) for name in CHANCE]) for entry in entries]
     return len(set(drawn)) == len(drawn)
 
@@ -164,8 +170,12 @@ def _told_apart(name: str, rows: Sequence[Sequence[Entry]]) -> list[str]:
     ]
     words = [", ".join(f"{key} {_text(spec.get(key))}" for key in keys[:_MOST_DIFFERENCES]) for spec in specs]
     if len(set(words)) < len(words):
-        places = [row[0].place for row in rows]
-        words = places if all(places) else [str(number) for number in range(1, len(rows) + 1)]
+        places = [os.path.commonpath([entry.place for entry in row]) if row[0].place else "" for row in rows]
+        words = (
+            places
+            if all(places) and len(set(places)) == len(places)
+            else [str(number) for number in range(1, len(rows) + 1)]
+        )
     return [f"{name} ({word})" for word in words]
 
 

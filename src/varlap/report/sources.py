@@ -31,6 +31,8 @@ class Entry:
     """the folder that `fit` wrote"""
     run_spec: Mapping[str, Any] = field(default_factory=dict)
     """that folder's spec.json"""
+    source: int = 0
+    """which of the folders that were asked for it was found in"""
 
     @property
     def metrics(self) -> Path | None:
@@ -60,7 +62,7 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
         raise DataError("there is nothing to report: give a folder of runs, or evaluations")
     entries: list[Entry] = []
     seen: set[Path] = set()
-    for source in given:
+    for number, source in enumerate(given):
         if isinstance(source, Evaluated):
             entries.append(Entry(_checked(source, f"the evaluation {source.name!r}")))
             continue
@@ -76,7 +78,7 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
         for folder in below:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
-                entries.append(_read(folder, root))
+                entries.append(_read(folder, root, number))
     return entries
 
 
@@ -110,11 +112,11 @@ def flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return result
 
 
-def _read(folder: Path, root: Path) -> Entry:
+def _read(folder: Path, root: Path, number: int) -> Entry:
     place = Path(root.resolve().name, folder.relative_to(root)).as_posix()
     run = _run_of(folder)
     evaluated = _checked(Evaluated.read(folder), f"the evaluation in {folder}")
-    entry = Entry(evaluated, place, run, {} if run is None else _spec_of(run))
+    entry = Entry(evaluated, place, run, {} if run is None else _spec_of(run), number)
     if entry.metrics is not None:
         Records(entry.metrics).rows()  # a damaged one is named before anything is drawn
     return entry
