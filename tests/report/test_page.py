@@ -250,15 +250,15 @@ def test_the_command_prints_the_table_or_one_object(runs: Path, tmp_path: Path):
 def test_the_terminal_gets_what_fits(runs: Path):
     table = report.compare(runs)["toys"].short()
     printed = {}
-    for width in (200, 60, 30):
+    for width in (200, 45, 30):
         console = Console(width=width, file=io.StringIO(), color_system=None)
         console.print(_fitting(console, table, "toys"))
         printed[width] = console.file.getvalue()
         assert "…" not in printed[width]
         assert table.rows[0].cells["nll"].shown in printed[width]
     assert "± " in printed[200]
-    assert "±" not in printed[60]
-    assert "┃ score" in printed[60]
+    assert "±" not in printed[45]
+    assert "┃ score" in printed[45]
     assert "┃" not in printed[30]
 
 
