@@ -75,7 +75,9 @@ def test_list_of_public_names_is_complete_and_without_repeats():
         name
         for name, thing in vars(varlap).items()
         if not name.startswith("_")
-        and (name in ("data", "errors", "metrics", "models", "plot") or not isinstance(thing, types.ModuleType))
+        and (
+            name in ("data", "errors", "metrics", "models", "plot", "report") or not isinstance(thing, types.ModuleType)
+        )
     )
 
 

@@ -1,6 +1,6 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
-from varlap import data, errors, metrics, models, plot
+from varlap import data, errors, metrics, models, plot, report
 from varlap.curvature import (
     Curvature,
     EmpiricalFisher,
@@ -83,6 +83,7 @@ __all__ = [
     "models",
     "plot",
     "reestimate_statistics",
+    "report",
     "smooth",
     "unbounded_variances",
     "variance_gap",

@@ -5,6 +5,7 @@ import typer
 from varlap.cli.bench import app as bench
 from varlap.cli.demo import demo
 from varlap.cli.evaluate import evaluate
+from varlap.cli.report import report
 from varlap.cli.train import train
 
 app = typer.Typer(
@@ -13,5 +14,6 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(report)
 
 app.add_typer(bench, name="bench")

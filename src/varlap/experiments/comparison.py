@@ -18,6 +18,7 @@ from varlap.metrics import evaluate
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature, laplace
+from varlap.predict.dispatch import How
 from varlap.training import fit
 
 BETAS = (0.01, 0.03, 0.1)
@@ -130,13 +131,13 @@ class Comparison:
         bnn.set_optimal_variances(fisher, len(self.task.training[1]), best)
         return fisher, best
 
-    def _held_out_nll(self, bnn: BNN, how: str) -> float:
+    def _held_out_nll(self, bnn: BNN, how: How) -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
             return evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
 
     def _assessed(
-        self, bnn: BNN, name: str, spec: dict[str, Any], seconds: float, how: str = "mean", temperature: float = 1.0
+        self, bnn: BNN, name: str, spec: dict[str, Any], seconds: float, how: How = "mean", temperature: float = 1.0
     ) -> Evaluated:
         described = self.task.describe()
         described.pop("normaliser")

@@ -1,0 +1,59 @@
+"""`varlap report`: one page that compares the evaluations below folders."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from varlap.cli.mistakes import user_mistakes
+from varlap.report.build import as_json as plain
+from varlap.report.build import write_parts
+from varlap.report.sections import sections
+from varlap.report.sources import collect
+from varlap.report.tables import Table, comparison
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs, or folders with runs below")],
+    out: Annotated[Path | None, typer.Option(help="where to write; `report` in the first folder by default")] = None,
+    title: Annotated[str | None, typer.Option(help="of the page; by default the methods and the data")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Compare evaluated runs on one page: scores with their uncertainty, plots, specs. Nothing is trained.
+
+    Writes report.html, which needs no network and no other file, and the same numbers as report.md and report.json.
+
+    Example: varlap report runs --title "MAP and VL on digits"
+    """
+    with user_mistakes():
+        parts = sections(collect(runs))
+        path = write_parts(parts, runs[0] / "report" if out is None else out, title)
+    if as_json:
+        typer.echo(json.dumps({"page": str(path), **plain(parts, title)}, allow_nan=False))
+        return
+    console = Console()
+    for section in parts:
+        console.print(_fitting(console, comparison(section.methods).short(), section.title))
+    console.print(f"[bold]{path.resolve().as_uri()}[/]", soft_wrap=True, highlight=False)
+
+
+def _fitting(console: Console, table: Table, title: str) -> RichTable | Text:
+    """Return the fullest form of a table that the terminal is wide enough for; the last one is a list."""
+    wide = console.options.update(max_width=10_000)
+    for ranges, turned in itertools.product((True, False), (False, True)):
+        form = table.to_rich(title, ranges=ranges, turned=turned)
+        if Measurement.get(console, wide, form).maximum <= console.width:
+            return form
+    lines = [title]
+    for row in table.rows:
+        found = [
+            f"{column.heading} {row.cells[column.key].shown}" for column in table.columns if column.key in row.cells
+        ]
+        lines.append(f"{row.name}: {', '.join(found)}")
+    return Text("\n".join(lines))

@@ -1,0 +1,95 @@
+"""Put a report together and write it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import varlap
+from varlap.errors import ConfigError
+from varlap.report.html import page
+from varlap.report.sections import Section
+from varlap.report.sources import finite
+from varlap.report.tables import Table, comparison, markdown_text
+from varlap.training.records import replace_file
+
+PAGE, MARKDOWN, DATA = "report.html", "report.md", "report.json"
+_FEW = 4  # names that a title may list
+
+
+def write_parts(parts: Sequence[Section], out: Path | str, title: str | None = None) -> Path:
+    """Write what was read and grouped already; return the path of the page."""
+    tables = [comparison(section.methods) for section in parts]
+    title = title or _title(parts)
+    lead = _lead(parts)
+    contents = {
+        PAGE: page(title, lead, parts, tables, varlap.__version__),
+        MARKDOWN: _markdown(title, lead, parts, tables),
+        DATA: json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n",
+    }
+    out = Path(out).expanduser()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            replace_file(out / name, text.encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written to {out}: {error}; choose another folder") from error
+    return out / PAGE
+
+
+def as_json(parts: Sequence[Section], title: str | None = None) -> dict[str, Any]:
+    """Return the whole report as plain data."""
+    return {
+        "title": title or _title(parts),
+        "sections": [
+            {
+                "data": section.title,
+                "num_items": section.num_items,
+                **comparison(section.methods).to_json(),
+                "runs": [
+                    {
+                        "name": method.name,
+                        "folder": entry.place or None,
+                        "spec": finite(entry.evaluated.spec),
+                        "origin": finite(entry.evaluated.origin),
+                        "seconds": finite(entry.evaluated.seconds),
+                    }
+                    for method in section.methods
+                    for entry in method.entries
+                ],
+            }
+            for section in parts
+        ],
+    }
+
+
+def _title(parts: Sequence[Section]) -> str:
+    names = list(dict.fromkeys(method.name for section in parts for method in section.methods))
+    methods = _joined(names) if len(names) <= _FEW else f"{len(names)} methods"
+    data = list(dict.fromkeys(section.title for section in parts))
+    return f"{methods} on {_joined(data) if len(data) <= _FEW else f'{len(data)} data sets'}"
+
+
+def _lead(parts: Sequence[Section]) -> str:
+    """Say in a sentence what was compared."""
+    methods = len({method.name for section in parts for method in section.methods})
+    runs = sum(len(section.entries) for section in parts)
+    models = list(dict.fromkeys(model for section in parts for model in section.named("model")))
+    words = [f"{methods} method" if methods == 1 else f"{methods} methods compared"]
+    words.append(f"on {len(parts)} test sets" if len(parts) > 1 else f"on {parts[0].title}")
+    if len(models) == 1:
+        words.append(f"with {models[0]}")
+    return f"{' '.join(words)}, from {runs} {'evaluation' if runs == 1 else 'evaluations'}."
+
+
+def _markdown(title: str, lead: str, parts: Sequence[Section], tables: Sequence[Table]) -> str:
+    lines = [f"# {markdown_text(title)}", "", markdown_text(lead)]
+    for section, table in zip(parts, tables, strict=True):
+        items = "" if section.num_items is None else f" ({section.num_items:,} test items)"
+        lines += ["", f"## {markdown_text(section.title)}{items}", "", table.to_markdown()]
+    lines += ["", "Bold: the best of a column. ±: standard error over runs. Brackets: bootstrap interval.", ""]
+    return "\n".join([*lines, f"Pictures, specs and versions are in {PAGE}.", ""])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

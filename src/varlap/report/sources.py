@@ -1,0 +1,166 @@
+"""What a report is made of: evaluations on disk or in memory, and the folders of the runs that they judge."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from varlap.errors import DataError
+from varlap.experiments import Evaluated
+from varlap.experiments.evaluation import SCORES
+from varlap.training.records import Records
+
+_FIGURES, _EVALUATIONS = "figures", "evaluations"
+_OF_A_RUN = ("spec.json", "metrics.jsonl", _FIGURES)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One evaluation, where it lies, and the run that it judges.
+
+    >>> Entry(Evaluated("VL", {"nll": 0.3}, {"seed": 1}, {})).pictures
+    []
+    """
+
+    evaluated: Evaluated
+    place: str = ""
+    """its folder, as seen from the folder that was asked for; empty for an evaluation in memory"""
+    run: Path | None = None
+    """the folder that `fit` wrote"""
+    run_spec: Mapping[str, Any] = field(default_factory=dict)
+    """that folder's spec.json"""
+    source: int = 0
+    """which of the folders that were asked for it was found in"""
+
+    @property
+    def metrics(self) -> Path | None:
+        """The file with the run's epochs, where there is one."""
+        path = None if self.run is None else self.run / "metrics.jsonl"
+        return path if path is not None and path.is_file() else None
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The pictures that lie in the run's folder."""
+        folder = None if self.run is None else self.run / _FIGURES
+        if folder is None or not folder.is_dir():
+            return []
+        return sorted(path for path in folder.iterdir() if path.suffix.lower() in (".svg", ".png"))
+
+
+def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) -> list[Entry]:
+    """Return the evaluations below folders, in the order of their paths, and those that are given as they are.
+
+    A folder that lies in another one is read once.
+
+    >>> [entry.evaluated.name for entry in collect(Evaluated("VL", {"nll": 0.3}, {}, {}))]
+    ['VL']
+    """
+    given = [sources] if isinstance(sources, Path | str | Evaluated) else list(sources)
+    if not given:
+        raise DataError("there is nothing to report: give a folder of runs, or evaluations")
+    entries: list[Entry] = []
+    seen: set[Path] = set()
+    for number, source in enumerate(given):
+        if isinstance(source, Evaluated):
+            entries.append(Entry(_checked(source, f"the evaluation {source.name!r}")))
+            continue
+        root = Path(source).expanduser()
+        if not root.is_dir():
+            raise DataError(f"{source} is not a folder; give the folder of a run, or one with runs below")
+        below = sorted(path.parent for path in root.rglob(SCORES))
+        if not below:
+            raise DataError(
+                f"there are no evaluations below {source} (no {SCORES}); write them by `varlap evaluate RUN`, "
+                "or by varlap.experiments.Evaluated(...).write(FOLDER)"
+            )
+        for folder in below:
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                entries.append(_read(folder, root, number))
+    return entries
+
+
+def finite(value: Any) -> Any:
+    """Return what JSON can hold: NaN and infinities become None, and anything it does not know its text.
+
+    >>> finite({"a": float("nan"), 1: (2, Path("b"))})
+    {'a': None, '1': [2, 'b']}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, bool | int | str | None) else str(value)
+
+
+def flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return a spec without nesting.
+
+    >>> flat({"data": {"name": "digits", "parts": [1, 2]}, "seed": 0})
+    {'data.name': 'digits', 'data.parts': [1, 2], 'seed': 0}
+    """
+    result: dict[str, Any] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping) and value:
+            result |= flat(value, f"{before}{name}.")
+        else:
+            result[f"{before}{name}"] = value
+    return result
+
+
+def _read(folder: Path, root: Path, number: int) -> Entry:
+    place = Path(root.resolve().name, folder.relative_to(root)).as_posix()
+    run = _run_of(folder)
+    evaluated = _checked(Evaluated.read(folder), f"the evaluation in {folder}")
+    entry = Entry(evaluated, place, run, {} if run is None else _spec_of(run), number)
+    if entry.metrics is not None:
+        Records(entry.metrics).rows()  # a damaged one is named before anything is drawn
+    return entry
+
+
+def _run_of(folder: Path) -> Path | None:
+    """An evaluation lies in RUN/evaluations/NAME, or in the run's folder itself."""
+    resolved = folder.resolve()
+    above = [resolved.parent.parent] if resolved.parent.name == _EVALUATIONS else []
+    for candidate in [*above, resolved]:
+        if any((candidate / name).exists() for name in _OF_A_RUN):
+            return candidate
+    return None
+
+
+def _spec_of(run: Path) -> dict[str, Any]:
+    path = run / "spec.json"
+    if not path.exists():
+        return {}
+    try:
+        spec = json.loads(path.read_text())
+        if not isinstance(spec, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); mend it, or move it out of the folder") from error
+    return spec
+
+
+def _checked(evaluated: Evaluated, what: str) -> Evaluated:
+    """Refuse what `Evaluated` would not have written."""
+    wrong = None
+    for name in ("scores", "spec", "origin"):
+        if not isinstance(getattr(evaluated, name), Mapping):
+            wrong = f"its {name} are no JSON object"
+    if not isinstance(evaluated.name, str) or not evaluated.name:
+        wrong = "it has no name"
+    if wrong is None:
+        numbers = {**evaluated.scores, **({} if evaluated.seconds is None else {"seconds": evaluated.seconds})}
+        odd = [name for name, value in numbers.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+        wrong = f"{odd[0]} is no number" if odd else None
+    if wrong is None and "labels" in evaluated.predictions and "probs" in evaluated.predictions:
+        labels, probs = evaluated.predictions["labels"], evaluated.predictions["probs"]
+        if len(labels) != len(probs):
+            wrong = f"it has {len(labels)} labels for {len(probs)} predictions"
+    if wrong is not None:
+        raise DataError(f"{what} is damaged ({wrong}); make it again by `varlap evaluate`")
+    return evaluated
