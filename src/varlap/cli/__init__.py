@@ -3,6 +3,7 @@
 import typer
 
 from varlap.cli.bench import app as bench
+from varlap.cli.data import app as data
 from varlap.cli.demo import demo
 from varlap.cli.train import train
 
@@ -13,3 +14,4 @@ app.command()(demo)
 app.command()(train)
 
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
