@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from varlap.cli.mistakes import user_mistakes
@@ -64,13 +65,12 @@ def list_data(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"folder": str(data_folder()), "data": rows}))
         return
-    table = Table("name", "state", "MB", "training images", "test images", title=f"data in {data_folder()}")
-    table.add_row("digits", "comes with scikit-learn", "", "1437×8×8", "360×8×8")
+    table = Table("name", "state", "training images", "test images")
+    table.add_row("digits", "comes with scikit-learn", "1437×8×8", "360×8×8")
     for row in rows:
-        state = row["problem"] or ("there" if row["present"] else f"varlap data get {row['name']}")
         shapes = (_times(row["shapes"].get(f"{part}_images", ())) for part in ("train", "test"))
-        size = row["bytes"] if row["present"] else row["download_bytes"]
-        table.add_row(row["name"], state, f"{size / 1e6:.0f}", *shapes)
+        table.add_row(escape(row["name"]), escape(_state(row)), *shapes)
+    typer.echo(f"data in {data_folder()}; varlap data get NAME fetches what is missing")
     Console().print(table)
 
 
@@ -103,10 +103,8 @@ def verify(
         typer.echo(json.dumps({"folder": str(data_folder()), "data": rows}))
     else:
         for one in results:
-            kind = "every byte of its arrays" if one.known else "readable, nothing known to compare its bytes with"
-            if one.known is False and one.name in sources:
-                kind = "shapes and labels; the SHA-256 of its arrays is not known"
-            typer.echo(f"{one.name}: {one.problem or f'good ({kind})'}")
+            looked_at = "shapes and labels; no SHA-256 is known" if one.name in sources else "it can be loaded"
+            typer.echo(f"{one.name}: {one.problem or 'good'} ({'SHA-256 of every array' if one.known else looked_at})")
         if not results:
             typer.echo(f"no data sets in {data_folder()}")
     if any(one.problem for one in results):
@@ -130,6 +128,16 @@ def _row(name: str, source: Source | None, stored: Stored | None) -> dict[str, A
     }
 
 
+def _state(row: dict[str, Any]) -> str:
+    if row["problem"]:
+        return f"damaged: {row['problem']}"
+    return (
+        f"{row['bytes'] / 1e6:,.1f} MB"
+        if row["present"]
+        else f"missing, {row['download_bytes'] / 1e6:,.1f} MB to fetch"
+    )
+
+
 def _times(shape: tuple[int, ...] | list[int]) -> str:
     return "×".join(map(str, shape))
 
@@ -143,12 +151,18 @@ def _progress(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     from rich import progress as bars
 
     columns = (bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
-    with bars.Progress("{task.description}", bars.BarColumn(), *columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, bars.TaskID] = {}
+    progress = bars.Progress("{task.description}", bars.BarColumn(), *columns, console=Console(stderr=True))
+    tasks: dict[str, bars.TaskID] = {}
 
-        def update(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=total)
-            progress.update(tasks[name], completed=done)
+    def update(name: str, done: int, total: int) -> None:
+        if not tasks:
+            progress.start()  # only now: without a download not even an empty line is drawn
+        if name not in tasks:
+            tasks[name] = progress.add_task(name, total=total)
+        progress.update(tasks[name], completed=done)
 
+    try:
         yield update
+    finally:
+        if tasks:
+            progress.stop()

@@ -129,7 +129,8 @@ def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"{path} cannot be read as a .mat file ({error}); fetch it again") from error
     images, labels = content["X"], content["y"].reshape(-1)
     if images.dtype != np.uint8 or not np.isin(labels, np.arange(1, 11)).all():
-        raise DataError(f"{path}: X has type {images.dtype} and y is not from 1 to 10 throughout, or X is not uint8")
+        found = f"X is {images.dtype} and y from {labels.min()} to {labels.max()}"
+        raise DataError(f"{path}: X must be uint8 and y from 1 to 10; {found}")
     return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels.astype(np.int64) % 10
 
 

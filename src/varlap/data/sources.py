@@ -116,8 +116,8 @@ def find_source(name: str, sources: Mapping[str, Source]) -> Source:
     if name == "digits":
         raise DataError("digits needs no download: it comes with scikit-learn, pip install 'varlap[sklearn]'")
     close = difflib.get_close_matches(name, sources)
-    did_you_mean = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    raise DataError(f"no data set {name!r} to fetch; {did_you_mean}There are {', '.join(sources)}")
+    hint = f"did you mean {' or '.join(map(repr, sorted(close)))}? There" if close else "there"
+    raise DataError(f"no data set {name!r} to fetch; {hint} are {', '.join(sources)}")
 
 
 # Sizes and SHA-256 of the archives as published by TensorFlow Datasets. Of the arrays: computed from the originals.

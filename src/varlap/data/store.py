@@ -29,6 +29,9 @@ class Stored:
         num_bytes: the file's size.
         shapes: of the arrays in it, by their names.
         problem: why it cannot be used, as far as the headers tell; None if nothing speaks against it.
+
+    >>> Stored("cats", Path("cats.npz"), 2048, {"train_images": (4, 8, 8)}, problem=None).shapes["train_images"]
+    (4, 8, 8)
     """
 
     name: str
@@ -48,6 +51,9 @@ class Verification:
         problem: what is wrong with it; None if nothing was found.
         known: whether the right SHA-256 of its arrays is known; else shapes, types and labels were looked at.
         sha256: of its arrays, by their names; empty if they cannot be read.
+
+    >>> Verification("cats", Path("cats.npz"), "cats.npz is cut short", known=False, sha256={}).problem
+    'cats.npz is cut short'
     """
 
     name: str
@@ -136,7 +142,14 @@ def look(path: Path) -> Stored:
 
 
 def find_stored(folder: str | Path | None = None) -> list[Stored]:
-    """Describe every NAME.npz in the data folder, by name."""
+    """Describe every NAME.npz in the data folder, by name.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder) / "cats.npz", train_images=np.zeros((4, 8, 8), np.uint8))
+    ...     [(one.name, one.shapes, one.problem) for one in find_stored(folder)]
+    [('cats', {'train_images': (4, 8, 8)}, 'it has no train_labels')]
+    """
     folder = data_folder() if folder is None else Path(folder).expanduser()
     return [look(path) for path in sorted(folder.glob("*.npz")) if not path.name.startswith(".")]
 
@@ -150,6 +163,15 @@ def verify(name: str | Source, folder: str | Path | None = None) -> Verification
     Args:
         name: of the data set, or its `Source`.
         folder: where NAME.npz is; default `data_folder()`.
+
+    >>> import tempfile
+    >>> images, labels = np.zeros((4, 8, 8), np.uint8), np.arange(4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     arrays = dict(train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    ...     np.savez(Path(folder) / "cifar10.npz", **arrays)
+    ...     verification = verify("cifar10", folder)
+    >>> verification.problem.split(": ")[1]
+    'train_images has shape [4, 8, 8] and type uint8, not [50000, 32, 32, 3] and uint8'
     """
     source = name if isinstance(name, Source) else SOURCES.get(name)
     name = name.name if isinstance(name, Source) else name
