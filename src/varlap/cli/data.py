@@ -25,7 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and 
 @app.command()
 def get(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=", ".join(SOURCES))],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help=", ".join(SOURCES))],
     archives: Annotated[
         Path | None, typer.Option("--from", help="a folder that holds the archives already; nothing is downloaded")
     ] = None,

@@ -1,6 +1,7 @@
 """Downloads that carry on where they broke off, and are kept only if they are what they should be."""
 
 import http.client
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -58,7 +59,7 @@ def download(
         except urllib.error.URLError as error:
             reason = str(error.reason)
             continue
-        except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        except (http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             continue
         if part.stat().st_size < archive.size:
@@ -96,7 +97,7 @@ def _receive(archive: Archive, part: Path, start: int, progress: Progress | None
         with part.open("ab" if start else "wb") as file:
             done = start
             # One byte more than there should be is enough to know that it is another file.
-            while done <= archive.size and (chunk := response.read(min(_CHUNK, archive.size + 1 - done))):
+            while chunk := response.read(min(_CHUNK, archive.size + 1 - done)):
                 file.write(chunk)
                 done += len(chunk)
                 if progress is not None:
