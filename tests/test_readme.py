@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from varlap.data import SOURCES
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,6 +18,17 @@ def test_the_example_runs_and_learns(page: str, capsys: pytest.CaptureFixture[st
     scores = re.search(r"'accuracy': ([\d.]+)", capsys.readouterr().out)
     assert scores is not None
     assert float(scores.group(1)) > 0.5
+
+
+def test_the_data_page_runs_and_its_table_is_the_catalogue():
+    page = (ROOT / "docs" / "data.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert code is not None
+    exec(code.group(1), {})
+    for name, source in SOURCES.items():
+        sizes = f"| {name} | {source.num_train:,} / {source.num_test:,} | {'×'.join(map(str, source.image_shape))} |"
+        assert f"{sizes} {source.num_classes} " in page
+        assert f"| {source.num_bytes / 1e6:.0f} MB |" in next(row for row in page.splitlines() if row.startswith(sizes))
 
 
 def test_every_make_target_that_is_mentioned_exists():

@@ -2,6 +2,7 @@
 
 import builtins
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_folder_argument_comes_before_the_variable(tmp_path, monkeypatch):
 
 
 def test_data_folder_is_the_variable_or_the_users_cache(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("VARLAP_DATA", "~/images")
     assert data_folder() == Path.home() / "images"
     monkeypatch.delenv("VARLAP_DATA")
@@ -97,14 +99,23 @@ def test_data_folder_is_the_variable_or_the_users_cache(monkeypatch):
     assert data_folder() == Path("/cache/varlap")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert data_folder() == Path.home() / ".cache" / "varlap"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert data_folder() == Path.home() / "Library" / "Caches" / "varlap"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", "/local")
+    assert data_folder() == Path("/local/varlap")
+    monkeypatch.delenv("LOCALAPPDATA")
+    assert data_folder() == Path.home() / "AppData" / "Local" / "varlap"
 
 
-def test_missing_file_names_the_folder_the_file_and_the_variable(folder):
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "fashion_mnist", "mnist", "my_cats"])
+def test_missing_file_names_the_folder_the_command_and_the_variable(folder, name):
     with pytest.raises(DataError) as error:
-        load("cifar10")
+        load(name)
+    fetch = "Put" if name == "my_cats" else f"Fetch it with `varlap data get {name}`, put"
     assert str(error.value) == (
-        f"data set 'cifar10' not found: no file cifar10.npz in {folder}. "
-        "Put the file there, or set VARLAP_DATA to the folder that holds it"
+        f"data set '{name}' not found: no file {name}.npz in {folder}. "
+        f"{fetch} the file there, or set VARLAP_DATA to the folder that holds it"
     )
 
 

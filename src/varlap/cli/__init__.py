@@ -3,6 +3,7 @@
 import typer
 
 from varlap.cli.bench import app as bench
+from varlap.cli.data import app as data
 from varlap.cli.demo import demo
 from varlap.cli.evaluate import evaluate
 from varlap.cli.report import report
@@ -17,3 +18,4 @@ app.command()(evaluate)
 app.command()(report)
 
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")

@@ -2,16 +2,26 @@
 
 from varlap.data.arrays import KNOWN_NAMES, ArrayData, data_folder, load
 from varlap.data.batches import as_batches, as_tensors, count_items
+from varlap.data.sources import SOURCES, Archive, Source
+from varlap.data.store import Stored, Verification, find_stored, get, verify
 from varlap.data.transforms import Normaliser, crop_and_flip
 
 __all__ = [
     "KNOWN_NAMES",
+    "SOURCES",
+    "Archive",
     "ArrayData",
     "Normaliser",
+    "Source",
+    "Stored",
+    "Verification",
     "as_batches",
     "as_tensors",
     "count_items",
     "crop_and_flip",
     "data_folder",
+    "find_stored",
+    "get",
     "load",
+    "verify",
 ]

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from varlap.data.sources import SOURCES
 from varlap.errors import DataError, missing_extra
 
-KNOWN_NAMES = ("digits", "fashion_mnist", "mnist", "cifar10", "cifar100", "svhn")
+KNOWN_NAMES = ("digits", *SOURCES)
 """The data sets of the command line; `load` reads any other NAME.npz as well."""
 
 _PARTS = ("train", "test")
@@ -77,7 +79,9 @@ class ArrayData:
 
 
 def data_folder() -> Path:
-    """Say where data sets are read from: `VARLAP_DATA`, or else varlap's folder in the user's cache.
+    """Say where data sets are kept: `VARLAP_DATA`, or else varlap's folder in the user's cache.
+
+    The cache is `XDG_CACHE_HOME` or ~/.cache on Linux, ~/Library/Caches on macOS, and %LOCALAPPDATA% on Windows.
 
     >>> from unittest.mock import patch
     >>> with patch.dict(os.environ, VARLAP_DATA="/data/varlap"):
@@ -86,7 +90,12 @@ def data_folder() -> Path:
     """
     if folder := os.environ.get("VARLAP_DATA"):
         return Path(folder).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    if sys.platform == "darwin":
+        cache = "~/Library/Caches"
+    elif sys.platform == "win32":
+        cache = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "varlap"
 
 
@@ -96,7 +105,8 @@ def load(name: str, folder: str | Path | None = None) -> ArrayData:
     "digits" comes with scikit-learn: 8×8 images with values in [0, 1], always split the same way into 1,437
     for training and 360 for testing, each class in proportion. Any other NAME is read from NAME.npz, which
     holds `train_images` and `test_images` (uint8, [N, H, W] or [N, H, W, C] with C 1 or 3) and `train_labels`
-    and `test_labels` (whole numbers, [N]). Nothing is ever unpickled.
+    and `test_labels` (whole numbers, [N]); `varlap.data.get` writes it for the names in `SOURCES`. Nothing is ever
+    unpickled, and nothing is downloaded here.
 
     Args:
         name: the data set's name.
@@ -138,9 +148,10 @@ def _not_found(name: str, folder: Path) -> str:
     present = sorted(path.stem for path in folder.glob("*.npz"))
     close = difflib.get_close_matches(name, dict.fromkeys([*present, *KNOWN_NAMES]))
     did_you_mean = f" Did you mean {' or '.join(map(repr, close))}?" if close and name not in close else ""
+    fetch = f"Fetch it with `varlap data get {name}`, put" if name in SOURCES else "Put"
     return (
         f"data set {name!r} not found: no file {name}.npz in {folder}.{did_you_mean} "
-        "Put the file there, or set VARLAP_DATA to the folder that holds it"
+        f"{fetch} the file there, or set VARLAP_DATA to the folder that holds it"
     )
 
 

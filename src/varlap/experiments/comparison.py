@@ -26,7 +26,7 @@ BETAS = (0.01, 0.03, 0.1)
 LAPLACE_BETAS = (0.001, 0.003, 0.01, 0.1)
 """what β of Laplace's variances is chosen from; it costs no training"""
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"MAP": MAP, "VI": VI, "VL": VL}
-WAYS = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
+WAYS: dict[str, tuple[How, ...]] = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
 """by which network a method may predict"""
 
 Tell = Callable[[str], None]
@@ -91,9 +91,9 @@ class Comparison:
             spec = {"method": "laplace", "beta": beta, "beta_of_the_mean": spec["beta"]}
             yield self._assessed(bnn, "Laplace", spec, took, how="linearised"), bnn, fisher
 
-    def _best(self, method: str, tell: Tell) -> tuple[BNN, float, str, float]:
+    def _best(self, method: str, tell: Tell) -> tuple[BNN, float, How, float]:
         """Train for each β; return the network of the best held-out NLL, its β, its way and how long it trained."""
-        best: tuple[float, BNN, float, str, float] | None = None
+        best: tuple[float, BNN, float, How, float] | None = None
         num_data = len(self.task.training[1])
         for beta in BETAS:
             tell(f"{method}, β = {beta:g}: {self.epochs} epoch{'s' * (self.epochs > 1)}")
