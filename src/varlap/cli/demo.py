@@ -13,6 +13,7 @@ from varlap.cli.table import comparison_table
 from varlap.errors import MissingExtraError
 from varlap.experiments import ImageTask
 from varlap.experiments.comparison import Comparison, folder_name
+from varlap.report import write
 
 VALIDATION = 0.2  # of the training images, to choose β and the temperature by
 
@@ -53,12 +54,7 @@ def demo(
 def _report(folders: list[Path], out: Path, console: Console) -> Path | None:
     """Write the page that shows it all, where there is what draws it."""
     try:
-        from varlap.report import write  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        console.print("no report was written: this version of varlap has none")
-        return None
-    try:
-        return write(folders, out / "report.html", title="varlap demo: digits")
+        return write(folders, out, title="varlap demo: digits")
     except MissingExtraError as error:
         console.print(f"no report was written: {error}")
         return None
