@@ -242,7 +242,10 @@ def score(
         prediction: class probabilities, or a mean and a variance.
         targets: what was observed.
         ood: a prediction for inputs from elsewhere, to be told apart by its uncertainty.
-        only, level, bootstrap, seed: as in `Scores`.
+        only: as in `Scores`.
+        level: as in `Scores`.
+        bootstrap: as in `Scores`.
+        seed: as in `Scores`.
 
     >>> found = score(Prediction(probs=torch.tensor([[0.9, 0.1], [0.8, 0.2]])), torch.tensor([0, 1]))
     >>> {name: round(value, 3) for name, value in found.items() if name in ("nll", "accuracy", "ece")}
