@@ -19,7 +19,7 @@ VALIDATION = 0.2  # of the training images, to choose β and the temperature by
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images, for every method")] = 50,
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images, for every method")] = 40,
     seed: Annotated[int, typer.Option(help="of weights, batches, drawn labels and held-out images")] = 0,
     ood: Annotated[str, typer.Option(help="images from elsewhere: letters or rotated")] = "letters",
     out: Annotated[Path, typer.Option(help="where scores, predictions and pictures go")] = Path("runs/demo"),
@@ -34,7 +34,7 @@ def demo(
     log_to_stderr(quiet=as_json)
     console = Console(stderr=as_json, highlight=False)
     with user_mistakes():
-        task = ImageTask("digits", "convnet", validation=VALIDATION, seed=seed)
+        task = ImageTask("digits", "mlp", validation=VALIDATION, seed=seed)
         progress = "bars" if sys.stderr.isatty() and not as_json else "none"
         comparison = Comparison(task, epochs=epochs, ood=ood, progress=progress)
         counts = [len(y) for y in (task.training[1], task.images.train_labels, task.test[1])]

@@ -46,8 +46,8 @@ class Comparison:
     """
 
     task: ImageTask
-    epochs: int = 50
-    lr: float = 3e-3
+    epochs: int = 40
+    lr: float = 1e-2
     batch_size: int = 64
     ood: str = "letters"
     """images from elsewhere: see `varlap.experiments.outside`"""
