@@ -81,6 +81,19 @@ def concatenate(trees: Sequence[Any]) -> Any:
     return map_tensors(lambda _: torch.cat([next(part) for part in parts]), trees[0])
 
 
+def at_least_single(tree: Any) -> Any:
+    """Return floating-point tensors in at least single precision; others stay as they are.
+
+    >>> at_least_single([torch.zeros(1, dtype=torch.bfloat16)])
+    [tensor([0.])]
+    """
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+
+    return map_tensors(widened, tree)
+
+
 def to_device(tree: Any, device: torch.device) -> Any:
     """Move every tensor of a tree to a device."""
     return map_tensors(lambda tensor: tensor.to(device), tree)

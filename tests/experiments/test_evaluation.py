@@ -49,3 +49,16 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path):
     (tmp_path / "scores.json").write_text("[]")
     with pytest.raises(DataError, match="is damaged"):
         Evaluated.read(tmp_path)
+
+
+def test_yes_or_no_labels_positions_and_variances_keep_their_meaning():
+    yes_or_no = Evaluated("a", {}, {}, {"probs": torch.full((6, 4), 0.5), "labels": torch.zeros(6, 4)}).prediction()
+    assert not yes_or_no.exclusive
+    assert yes_or_no.labels.shape == (6, 4)
+    positions = {"probs": torch.full((5, 2, 5, 5), 0.5), "labels": torch.zeros(5, 5, 5)}
+    assert (
+        Evaluated("b", {}, {}, positions | {"mutual_information": torch.zeros(5)}).prediction().mutual_information
+        is None
+    )
+    moments = {"mean": torch.zeros(3), "variance": torch.ones(3), "epistemic_variance": torch.full((3,), 0.25)}
+    assert torch.equal(Evaluated("c", {}, {}, moments).prediction().epistemic_variance, torch.full((3,), 0.25))

@@ -361,3 +361,24 @@ def test_laplace_with_linearised_prediction_is_one_call_each():
     before = bnn.predict(x, how="linearised").mutual_information.mean()
     varlap.laplace(bnn, (x, y))
     assert bnn.predict(x, how="linearised").mutual_information.mean() > 2 * before
+
+
+class _Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class _Shared(nn.Linear):
+    def forward(self, x, shared):
+        return super().forward(x * shared.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("network", "x"),
+    [(_Centred(3, 1), torch.randn(4, 3)), (_Shared(3, 1), (torch.randn(4, 3), torch.randn(5, 3)))],
+    ids=["coupled", "shared"],
+)
+def test_the_closed_form_is_refused_where_an_output_is_not_its_items_own(network, x):
+    bnn = varlap.BNN(network, likelihood="gaussian")
+    with pytest.raises(varlap.errors.NetworkError, match="depends on other items, or on an input that they share"):
+        bnn.predict(x, how="linearised", closed_form=True)

@@ -50,9 +50,9 @@ def test_reestimated_statistics_are_those_of_the_batches_weighted_by_their_size(
     bnn = small_network(momentum=momentum).train()
     layer = bnn.network[1]
     layer.running_mean.fill_(100.0)
-    data = (IMAGES, LABELS)
-    if as_loader:
-        data = DataLoader(TensorDataset(IMAGES, LABELS), batch_size=4)
+    data = DataLoader(TensorDataset(IMAGES, LABELS), batch_size=4)
+    if not as_loader:  # arrays would be mixed
+        data = list(data)
     random_state = torch.get_rng_state()
     assert varlap.reestimate_statistics(bnn, data, batch_size=4) == 1
     mean, variance = direct_statistics(bnn.network[0](IMAGES).detach(), [4, 4, 2])
@@ -66,7 +66,7 @@ def test_reestimated_statistics_are_those_of_the_batches_weighted_by_their_size(
 def test_a_last_batch_of_one_item_has_no_say():
     bnn = varlap.BNN(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))).double()
     x, y = draw(5, 2), torch.zeros(5).long()
-    varlap.reestimate_statistics(bnn, (x, y), batch_size=4)
+    varlap.reestimate_statistics(bnn, [(x[:4], y[:4]), (x[4:], y[4:])])
     assert (bnn.network[0].running_var - x[:4].var(0)).abs().max() < 1e-12
 
 
@@ -167,3 +167,20 @@ def test_relative_noise_counts_matrices_and_every_weight_of_them(variances):
     expected = 0.25 * (12 + 6) / sum(float(m.square().sum()) for m in matrices)
     assert abs(relative_noise(bnn) - expected) < 1e-12
     assert relative_noise(varlap.BNN(nn.Linear(2, 2), select="bias")) == 0
+
+
+def test_statistics_of_data_sorted_by_class_are_those_of_all_of_them():
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.arange(2560) // 256)[:, None] + 0.1 * torch.randn(2560, 1, generator=generator)
+    bnn = varlap.BNN(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)))
+    for data in ((x, torch.zeros(2560).long()), torch.utils.data.TensorDataset(x, torch.zeros(2560).long())):
+        varlap.reestimate_statistics(bnn, data)
+        assert abs(float(bnn.network[0].running_var) / float(x.var()) - 1) < 0.05
+
+
+def test_what_half_precision_draws_disagree_on_is_not_rounded_away():
+    torch.manual_seed(0)
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 16), nn.Softplus(), nn.Linear(16, 3)).bfloat16())
+    prediction = bnn.predict(torch.randn(200, 4, dtype=torch.bfloat16), how="sampled")
+    assert prediction.probs.dtype == torch.float32
+    assert (prediction.mutual_information > 0).float().mean() > 0.99

@@ -101,6 +101,7 @@ def _temperature(bnn: BNN, run: TrainedRun, options: dict[str, Any]) -> float:
 
 def _write(found: Evaluated, run: Path) -> Path:
     name = found.spec["how"] + ("" if found.spec["temperature"] == 1.0 else "-scaled")
+    name += "" if found.spec["ood"] is None else f"-{found.spec['ood']}"  # scores against other images stay
     folder = run / "evaluations" / name
     try:
         found.write(folder)

@@ -58,7 +58,8 @@ class Fisher:
             move, for which the whole batch has a pass of its own.
         groups: square the gradients of that many groups separately: same expectation, less variance.
         memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
-            instead of the newest value in every k-th step with weight k: far less noise for a little staleness.
+            instead of the newest value in every k-th step with weight k: far less noise for a little staleness. An
+            evaluation serves from the next step on (the first one at once), so that it can run beside its own step.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.

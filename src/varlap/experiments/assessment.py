@@ -14,6 +14,7 @@ from varlap.likelihoods import Prediction
 from varlap.metrics import Scores
 from varlap.metrics.accumulator import uncertainties
 from varlap.metrics.evaluate import outside_predictions, predictions, predictor
+from varlap.metrics.rows import IGNORED_LABEL
 from varlap.plot import sigma_over_s, travelling_variances
 from varlap.posterior import BNN
 from varlap.predict.dispatch import How
@@ -126,7 +127,9 @@ def draw_figures(
 def _kept(prediction: Prediction, targets: Any) -> dict[str, Tensor]:
     """Return what is kept of a batch, on the CPU: its outputs, a copy for each draw, are let go."""
     if prediction.probs is not None:
-        kept = {"probs": prediction.probs, "labels": targets} | uncertainties(prediction)
+        ignored = getattr(prediction.likelihood, "ignored_label", None)
+        labels = targets if ignored is None else torch.where(targets == ignored, IGNORED_LABEL, targets)
+        kept = {"probs": prediction.probs, "labels": labels} | uncertainties(prediction)
     else:
         kept = uncertainties(prediction) | {
             "mean": prediction.mean,

@@ -1,5 +1,6 @@
 """MAP, temperature scaling, Laplace, VI and VL from the same start, each as good as held-out images can make it."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ LAPLACE_BETAS = (0.001, 0.003, 0.01, 0.1)
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"MAP": MAP, "VI": VI, "VL": VL}
 WAYS: dict[str, tuple[How, ...]] = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
 """by which network a method may predict"""
+
+BOOTSTRAP = 1000
+"""how often the test images are drawn anew for intervals"""
 
 Tell = Callable[[str], None]
 
@@ -77,6 +81,8 @@ class Comparison:
                 # Its picture shows the optimum of VL's variances; VI's is another.
                 fisher = fisher_diagonal(bnn, self.task.training, batch_size=512) if method == "VL" else None
                 yield self._assessed(bnn, method, spec, seconds, how), bnn, fisher
+                if method == "VL":  # the way for what lies outside the training data
+                    yield self._assessed(bnn, "VL, linearised", spec, seconds, "linearised"), bnn, None
                 continue
             yield self._assessed(bnn, "MAP", spec, seconds), bnn, None
             start = time.monotonic()
@@ -114,7 +120,7 @@ class Comparison:
             seconds = time.monotonic() - start
             for how in WAYS[method]:
                 nll = self._held_out_nll(bnn, how)
-                if best is None or nll < best[0]:
+                if best is None or nll < best[0] or math.isnan(best[0]):
                     best = nll, bnn, beta, how, seconds
         assert best is not None
         tell(f"{method}: held-out images choose β = {best[2]:g}, {best[3]} (NLL {best[0]:.3f})")
@@ -151,6 +157,7 @@ class Comparison:
             temperature=temperature,
             ood=self.task.outside(self.ood),
             images=self.task.images.test_images,
+            bootstrap=BOOTSTRAP,
             seconds=seconds,
         )
 

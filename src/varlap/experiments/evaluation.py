@@ -85,8 +85,15 @@ class Evaluated:
         """Return the predictions as an object, for `varlap.plot` and `varlap.metrics`."""
         kept = self.predictions
         result = Prediction(probs=kept.get("probs"), mean=kept.get("mean"), variance=kept.get("variance"))
-        if result.probs is not None and "mutual_information" in kept:
-            result = replace(result, expected_entropy=result.entropy - kept["mutual_information"])
+        if result.variance is not None and "epistemic_variance" in kept:
+            result = replace(result, noise_variance=result.variance - kept["epistemic_variance"])
+        if result.probs is None:
+            return result
+        # Labels of the probabilities' own shape are yes or no, each for itself.
+        result = replace(result, exclusive="labels" not in kept or kept["labels"].shape != result.probs.shape)
+        epistemic = kept.get("mutual_information")
+        if epistemic is not None and epistemic.shape == result.entropy.shape:  # else it is a mean over positions
+            result = replace(result, expected_entropy=result.entropy - epistemic)
         return result
 
 

@@ -1,5 +1,6 @@
 """Images from outside the training distribution that need no download: the test images turned, and letters."""
 
+import difflib
 import math
 
 import torch
@@ -49,6 +50,8 @@ def outside(name: str, inside: ArrayData) -> Tensor:
         return inside.test_images.rot90(1, (2, 3))
     if name == inside.name:
         raise ConfigError(f"{name} is what the network was trained on; choose other data, or one of {', '.join(MADE)}")
+    if close := difflib.get_close_matches(name, MADE, 1):
+        raise ConfigError(f"no images are called {name!r}; did you mean {close[0]!r}?")
     images = load(name)
     if images.image_shape != inside.image_shape:
         raise ConfigError(

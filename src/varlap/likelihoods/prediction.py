@@ -22,6 +22,8 @@ class Prediction:
     >>> prediction = Prediction(probs=torch.tensor([[0.25, 0.75]]))
     >>> prediction.labels, prediction.confidence, prediction.mutual_information
     (tensor([1]), tensor([0.7500]), None)
+    >>> prediction
+    Prediction(probs (1, 2); 0 networks)
     """
 
     probs: Tensor | None = None
@@ -39,6 +41,11 @@ class Prediction:
     """what each of the averaged networks returned"""
     likelihood: Any = None
     """how to read these outputs"""
+
+    def __repr__(self) -> str:
+        shapes = {f.name: tuple(v.shape) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        return f"Prediction({listed}; {len(self.outputs)} network{'s' * (len(self.outputs) != 1)})"
 
     @property
     def labels(self) -> Tensor:
@@ -72,7 +79,7 @@ class Prediction:
     def std(self) -> Tensor:
         """Standard deviation of the target."""
         if self.variance is None:
-            raise ConfigError("this prediction has no variance: std is for regression; classes have .entropy")
+            raise ConfigError("this prediction has no variance: std and interval are for regression; see .entropy")
         return self.variance.sqrt()
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -99,7 +106,9 @@ class Prediction:
         """
         if not self.outputs or self.likelihood is None:
             raise ConfigError("this prediction was made by hand, without outputs: it has no log_prob")
-        values = torch.stack([self.likelihood.log_prob(outputs, targets) for outputs in self.outputs])
+        # In at least single precision: a sum over many positions overflows in half.
+        wide = [tree.at_least_single(outputs) for outputs in self.outputs]
+        values = torch.stack([self.likelihood.log_prob(outputs, targets) for outputs in wide])
         return values.logsumexp(0) - math.log(len(values))
 
     @staticmethod

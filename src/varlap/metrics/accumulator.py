@@ -187,9 +187,11 @@ class Scores:
     def _regression_columns(self, mean: Tensor, variance: Tensor | None, targets: Tensor) -> Columns:
         """Return sums over the outputs of each item."""
         check_moments(mean, targets, variance, shapes_only=self._trusted)
+        mean, targets = wide(mean), wide(targets)  # sums in half precision would overflow
+        variance = None if variance is None else wide(variance)
         columns = {"labels": sum_over_positions(torch.ones_like(mean))}
         if self._wants("rmse"):
-            columns["rmse"] = sum_over_positions(wide(mean - targets).square())
+            columns["rmse"] = sum_over_positions((mean - targets).square())
         if variance is not None and self._wants("coverage", "width", "crps"):
             half = half_width(variance, self._level)
             columns["coverage"] = sum_over_positions(((targets - mean).abs() <= half).to(mean.dtype))

@@ -110,7 +110,12 @@ class Compiled:
         by_dtype: dict[torch.dtype, list[Tensor]] = collections.defaultdict(list)
         for tensor in (values, *self.gradients.values(), *renewed):
             by_dtype[tensor.dtype].append(tensor)
-        for tensors in by_dtype.values():  # torch's own check, a launch for many tensors; it multiplies them by 1
+        for dtype, tensors in by_dtype.items():
+            if dtype == torch.bfloat16:  # torch has no kernel for it on CUDA
+                found = torch.stack([~tensor.isfinite().all() for tensor in tensors]).any()
+                self.unsound.copy_(torch.maximum(self.unsound, found.to(self.unsound.dtype)))
+                continue
+            # torch's own check, a launch for many tensors; it multiplies them by 1
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.unsound, self._one)  # pyright: ignore
         if olds:
             if self._commit_fn is None:
@@ -178,8 +183,10 @@ def _beside(device: torch.device) -> Any:
         return
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(main)
-    yield torch.cuda.stream(side)
-    main.wait_stream(side)
+    try:
+        yield torch.cuda.stream(side)
+    finally:
+        main.wait_stream(side)
 
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

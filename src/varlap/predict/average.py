@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from varlap import tree
 from varlap.errors import ConfigError
 from varlap.likelihoods import Likelihood, Prediction
 from varlap.likelihoods.prediction import entropy
@@ -22,6 +23,8 @@ def average(likelihood: Likelihood, draws: Sequence[Any]) -> Prediction:
     >>> both.mean, both.variance, both.epistemic_variance
     (tensor([[1.]]), tensor([[2.]]), tensor([[1.]]))
     """
+    # In half precision the small differences between networks would be lost.
+    draws = [tree.at_least_single(outputs) for outputs in draws]
     predictions = [likelihood.predict(outputs) for outputs in draws]
     first = predictions[0]
     common = {"exclusive": first.exclusive, "outputs": list(draws), "likelihood": likelihood}

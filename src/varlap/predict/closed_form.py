@@ -45,6 +45,7 @@ def output_gaussian(bnn: BNN, inputs: Inputs) -> tuple[Tensor, Tensor]:
         for x in inputs:
             mean = one_tensor(bnn.outputs(x))
             _check_size(bnn, mean)
+            _check_items_alone(bnn, x, mean)
             means.append(mean)
             covariances.append(torch.cat(list(_covariances(bnn, x, mean))) if len(mean) else mean.new_zeros(0, 0, 0))
     return torch.cat(means), torch.cat(covariances)
@@ -68,10 +69,10 @@ def closed_form(likelihood: Likelihood, mean: Tensor, covariance: Tensor, seed: 
     prediction: Prediction = predict_fn(mean, covariance)
     if not prediction.outputs:
         prediction = replace(prediction, outputs=averaged.outputs, likelihood=likelihood)
-    # No more than the total, from which draws may differ by chance: their difference is what the weights leave open.
+    # What the weights leave open is a difference of entropies, so both come from the draws; the total is the formula's.
     if prediction.probs is not None and prediction.expected_entropy is None and averaged.expected_entropy is not None:
-        aleatoric = torch.minimum(averaged.expected_entropy, prediction.entropy)
-        prediction = replace(prediction, expected_entropy=aleatoric)
+        epistemic = torch.minimum(averaged.entropy - averaged.expected_entropy, prediction.entropy)
+        prediction = replace(prediction, expected_entropy=prediction.entropy - epistemic)
     return prediction
 
 
@@ -88,6 +89,23 @@ def drawn_outputs(mean: Tensor, covariance: Tensor, num_draws: int, seed: int) -
         num_draws, covariance.shape[-1], generator=generator, dtype=covariance.dtype, device=covariance.device
     )
     return [mean + (root @ one).reshape(mean.shape) for one in noise]
+
+
+def _check_items_alone(bnn: BNN, x: Any, mean: Tensor) -> None:
+    """Refuse a network whose output for an item depends on others: its Jacobian would not be the item's."""
+    if not len(mean):
+        return
+    if tree.leading_size(x) == len(mean):
+        alone = one_tensor(bnn.outputs(tree.take(x, slice(0, 1))))
+        tolerance = 1e-3 if mean.dtype.itemsize >= 4 else 5e-2
+        if alone.shape == mean[:1].shape and torch.allclose(alone, mean[:1], tolerance, tolerance):
+            return
+        if not torch.equal(one_tensor(bnn.outputs(x)), mean):  # it draws numbers: nothing can be said
+            return
+    raise NetworkError(
+        "closed_form=True needs each item's own Jacobian, which does not exist for this network: an item's output "
+        "depends on other items, or on an input that they share; leave closed_form out"
+    )
 
 
 def _check_size(bnn: BNN, outputs: Tensor) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Subset
 
 from varlap import tree
-from varlap.data import as_batches
+from varlap.data import as_batches, as_tensors
 from varlap.errors import BatchError
 from varlap.posterior import BNN
 from varlap.posterior.buffers import KeptBuffers
@@ -45,13 +46,13 @@ def reestimate_statistics(bnn: BNN, data: Any, *, batch_size: int = BATCH_SIZE, 
     kept = KeptBuffers(bnn.network)
     try:
         with bnn.evaluating(), Streams(seed, 0).around_network(bnn.device):
-            return reestimate(bnn, data, batch_size)
+            return reestimate(bnn, data, batch_size, seed)
     except BaseException:
         kept.put_back()
         raise
 
 
-def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE) -> int:
+def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE, seed: int = 0) -> int:
     """Move the running statistics to those of the data; the rest of the network is in evaluation mode already."""
     layers = [
         module
@@ -62,7 +63,7 @@ def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE) -> int:
         return 0
     num_items = 0
     with _moving(layers):
-        for x, y in as_batches(data, batch_size):
+        for x, y in as_batches(_shuffled(data, seed), batch_size):
             size = tree.leading_size(y) or 0
             if num_items and size == 1:
                 continue  # one item has no variance: torch refuses it where a channel has one value an item
@@ -73,6 +74,19 @@ def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE) -> int:
     if not num_items:
         raise BatchError("the data for batch norm's statistics hold no items; give at least a batch of training data")
     return len(layers)
+
+
+def _shuffled(data: Any, seed: int) -> Any:
+    """Mix the items, as training does: of batches sorted by class the variances would be too small. Loaders stay."""
+    is_set = isinstance(data, Dataset) and hasattr(data, "__len__")
+    if not is_set and not (isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__array__")):
+        return data
+    generator = Streams(seed, 0).generator("order", "cpu")
+    if is_set:
+        return Subset(data, torch.randperm(len(data), generator=generator).tolist())  # type: ignore[arg-type]
+    x, y = as_tensors(data)
+    order = torch.randperm(len(y), generator=generator)
+    return tree.map_tensors(lambda tensor: tensor[order.to(tensor.device)], (x, y))
 
 
 @contextlib.contextmanager

@@ -168,7 +168,7 @@ def _told_apart(name: str, rows: Sequence[Sequence[Entry]]) -> list[str]:
         for key in dict.fromkeys(key for spec in specs for key in spec)
         if key not in CHANCE and len({_text(spec.get(key)) for spec in specs}) > 1
     ]
-    words = [", ".join(f"{key} {_text(spec.get(key))}" for key in keys[:_MOST_DIFFERENCES]) for spec in specs]
+    words = [_words(spec, keys) for spec in specs]
     if len(set(words)) < len(words):
         places = [os.path.commonpath([entry.place for entry in row]) if row[0].place else "" for row in rows]
         words = (
@@ -177,6 +177,19 @@ def _told_apart(name: str, rows: Sequence[Sequence[Entry]]) -> list[str]:
             else [str(number) for number in range(1, len(rows) + 1)]
         )
     return [f"{name} ({word})" for word in words]
+
+
+def _words(spec: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Say what a row has under some keys of its spec, the way of predicting as a table would."""
+    told = []
+    if "how" in keys or "num_samples" in keys:
+        told.append(" ".join(_text(spec[key]) for key in ("num_samples", "how") if spec.get(key) is not None))
+    told += [
+        f"no {key}" if spec.get(key) is None else f"{key} {_text(spec[key])}"
+        for key in keys
+        if key not in ("how", "num_samples")
+    ]
+    return ", ".join(told[:_MOST_DIFFERENCES])
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +214,9 @@ def _columns(methods: Sequence[Method]) -> tuple[Column, ...]:
     known = {column.key: column for column in KNOWN}
     columns = [column for column in KNOWN if column.key in there]
     columns += [Column(name, name.replace("_", " ")) for name in there if name not in known]
+    outside = {one.spec.get("ood") for one in entries if any(name.startswith("ood_") for name in one.scores)}
+    if len(outside) > 1:  # scores against different images have no best
+        columns = [replace(column, direction="") if column.key.startswith("ood_") else column for column in columns]
     if any(one.seconds is not None for one in entries):
         columns = [column for column in columns if column.key != SECONDS] + [_TIME]
     return tuple(columns)

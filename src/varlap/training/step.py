@@ -244,7 +244,8 @@ class TrainingStep:
                 torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), self._clip_norm)
             with self._skipping(replay.unsound):
                 self.optimizer.step()
-            self.objective.update_variances(self.bnn, beta=replay.beta)  # from sums that an unsound step left alone
+            with self._kept_if(replay.unsound):
+                self.objective.update_variances(self.bnn, beta=replay.beta)
 
         return Compiled(
             self.objective,
@@ -270,6 +271,19 @@ class TrainingStep:
         finally:
             if self._guards_weights():
                 del self.optimizer.found_inf  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def _kept_if(self, unsound: Tensor) -> Iterator[None]:
+        """Put variances and scales back after an unsound step, where they have a closed form."""
+        moved = [*self.bnn.log_sigma.parameters(), *self.bnn.prior_scale.buffers()] if self._sets_variances() else []
+        kept = [tensor.detach().clone() for tensor in moved]
+        yield
+        with torch.no_grad():
+            for tensor, old in zip(moved, kept, strict=True):
+                tensor.copy_(torch.where(unsound == 0, tensor, old))
+
+    def _sets_variances(self) -> bool:
+        return getattr(self.objective, "variances", "learnt") == "closed-form"
 
     def _guards_weights(self) -> bool:
         """Whether the optimizer skips an update by itself: torch's fused ones do, as a gradient scaler has them do."""

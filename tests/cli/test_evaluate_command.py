@@ -59,7 +59,7 @@ def test_scores_are_those_of_evaluate_in_every_mode(run: Path, how: str):
     (kept,) = Evaluated.read_all(run / "evaluations")
     assert said["scores"] == kept.scores == expected
     assert said["spec"] == kept.spec
-    assert Path(said["folder"]) == run / "evaluations" / how
+    assert Path(said["folder"]) == run / "evaluations" / f"{how}-rotated"
     number = {"mean": None, "sampled": 10, "linearised": 30}[how]
     told = {"data": "digits", "method": "vl", "model": "convnet", "beta": 0.01, "epochs": 3, "seed": 0, "lr": 0.01}
     assert (
@@ -134,7 +134,7 @@ def test_other_images_that_do_not_fit_are_refused(run: Path, monkeypatch: pytest
         "channels, or one of letters, rotated",
     )
     _refused(["--ood", "digits"], run, "digits is what the network was trained on")
-    _refused(["--ood", "leters"], run, "data set 'leters' not found")
+    _refused(["--ood", "leters"], run, "no images are called 'leters'; did you mean 'letters'?")
     assert not (run / "evaluations").exists()
 
 
