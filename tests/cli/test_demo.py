@@ -14,7 +14,7 @@ from varlap.cli import app
 from varlap.errors import Interrupted
 from varlap.experiments import Evaluated, ImageTask, comparison
 
-NAMES = ["MAP", "MAP, scaled", "Laplace", "VI", "VL"]
+NAMES = ["MAP", "MAP, scaled", "Laplace", "VI", "VL", "VL, linearised"]
 SHOWN = ["accuracy", "nll", "ece", "brier", "ood_auroc_entropy"]
 
 
@@ -38,10 +38,11 @@ def test_a_process_prints_one_object_and_writes_every_method(tmp_path: Path):
     for name, each in written.items():
         assert said["methods"][name] == {"scores": each.scores, "spec": each.spec, "seconds": each.seconds}
         assert set(SHOWN) <= each.scores.keys()
+        assert each.scores["nll_low"] < each.scores["nll"] < each.scores["nll_high"]
         assert each.spec["epochs"] == 1
         assert each.predictions["images"].shape == (12, 1, 8, 8)
     ways = {name: (each.spec["how"], each.spec["num_samples"]) for name, each in written.items()}
-    assert ways.pop("Laplace") == ("linearised", 30)
+    assert ways.pop("Laplace") == ways.pop("VL, linearised") == ("linearised", 30)
     assert set(ways.values()) <= {("mean", None), ("sampled", 10)}
     assert ways["MAP"] == ways["MAP, scaled"] == ("mean", None)
     assert "VL, β = 0.1: 1 epoch" in done.stderr  # progress goes there
@@ -113,7 +114,7 @@ def test_held_out_images_choose_beta(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparison, "OBJECTIVES", {"VL": comparison.OBJECTIVES["VL"]})
     task = ImageTask("digits", "mlp", validation=0.2)
     told: list[str] = []
-    (found,) = comparison.Comparison(task, epochs=3).run(tell=told.append)
-    assert found.spec["beta"] == 0.01
+    found, linearised = comparison.Comparison(task, epochs=3).run(tell=told.append)
+    assert found.spec["beta"] == linearised.spec["beta"] == 0.01
     assert told[-1].startswith("VL: held-out images choose β = 0.01, mean (NLL ")
     assert found.spec["temperature"] == 1.0

@@ -30,6 +30,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {"MAP": MAP, "VI": VI, "VL": V
 WAYS: dict[str, tuple[How, ...]] = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
 """by which network a method may predict"""
 
+LINEARISED = "VL, linearised"
 BOOTSTRAP = 1000
 """how often the test images are drawn anew for intervals"""
 
@@ -68,7 +69,7 @@ class Comparison:
             if out is not None:
                 folder = Path(out) / folder_name(found.name)
                 found.write(folder)
-                if found.spec["method"] != "map":  # whose log σ were never trained
+                if found.spec["method"] != "map" and found.name != LINEARISED:  # σ never trained, or drawn already
                     num_data, beta = len(self.task.training[1]), found.spec["beta"]
                     draw_figures(bnn, folder, fisher=fisher, num_data=num_data, beta=beta)
             yield found
@@ -82,7 +83,7 @@ class Comparison:
                 fisher = fisher_diagonal(bnn, self.task.training, batch_size=512) if method == "VL" else None
                 yield self._assessed(bnn, method, spec, seconds, how), bnn, fisher
                 if method == "VL":  # the way for what lies outside the training data
-                    yield self._assessed(bnn, "VL, linearised", spec, seconds, "linearised"), bnn, None
+                    yield self._assessed(bnn, LINEARISED, spec, seconds, "linearised"), bnn, None
                 continue
             yield self._assessed(bnn, "MAP", spec, seconds), bnn, None
             start = time.monotonic()
