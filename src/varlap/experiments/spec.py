@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -64,10 +65,20 @@ class RunSpec:
                 close = difflib.get_close_matches(str(value), allowed, 1)
                 hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(map(repr, allowed))}"
                 raise ConfigError(f"{name} = {value!r}: {hint}")
-        positive = ("beta", "lr", "log_sigma_lr_multiplier", "epochs", "batch_size", "width")
-        for name in (*positive, *(["prior_scale"] if self.prior_scale is not None else [])):
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} = {value!r} must be a positive number")
+        for name in ("beta", "lr", "log_sigma_lr_multiplier", "prior_scale"):
+            value = getattr(self, name)
+            if value is None and name == "prior_scale":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} = {value!r} must be a positive, finite number")
+            object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same run
+        for name in ("epochs", "batch_size", "width", "num_train"):
+            value = getattr(self, name)
+            if (value is None and name == "num_train") or (type(value) is int and value > 0):
+                continue
+            raise ConfigError(f"{name} = {value!r} must be a whole number of at least 1")
+        if not self.recipe.replace("-", "").isalnum():
+            raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation = {self.validation} must be a part of the training images, such as 0.1")
 

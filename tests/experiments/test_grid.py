@@ -1,0 +1,77 @@
+"""Every shipped experiment is a valid list of runs, and a typo is refused before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from varlap.errors import ConfigError, DataError
+from varlap.experiments.grid import Experiment, expand, paper_numbers
+from varlap.experiments.spec import RunSpec
+from varlap.experiments.store import Result, Store
+
+COUNTS = {"figure-1": 21, "figure-2": 16, "miniature": 4, "table-1": 60, "table-2": 3}
+
+
+def test_every_shipped_experiment_is_valid_and_counted():
+    assert {name: len(Experiment.named(name).specs) for name in Experiment.names()} == COUNTS
+    for name in Experiment.names():
+        keys = [spec.key() for spec in Experiment.named(name).specs]
+        assert len(set(keys)) == len(keys)
+
+
+def test_changes_replace_settings_and_grids():
+    specs = Experiment.named("table-1", recipe="ours", data=["cifar10"], epochs=50, seed=[0, 1]).specs
+    assert len(specs) == 30
+    assert {(spec.data, spec.epochs, spec.lr, spec.recipe) for spec in specs} == {("cifar10", 50, 1e-3, "ours")}
+
+
+def test_the_papers_numbers_are_all_there():
+    table = paper_numbers("table-1")
+    assert sorted(table) == ["cifar10", "cifar100", "fashion_mnist", "svhn"]
+    assert all(len(methods) == 4 and all(len(row) == 3 for row in methods.values()) for methods in table.values())
+    assert paper_numbers("table-2") == {"cifar10": {"VL": 114.9, "VI (mean)": 43.2, "MAP": 41.8}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metod": "vl"}, "a run has no setting 'metod'; did you mean 'method'?"),
+        ({"data": "cifar"}, "data = 'cifar': did you mean 'cifar10'?"),
+        ({"beta": float("inf")}, "beta = inf must be a positive, finite number"),
+        ({"beta": True}, "beta = True must be a positive, finite number"),
+        ({"epochs": 1.5}, "epochs = 1.5 must be a whole number of at least 1"),
+        ({"num_train": -3}, "num_train = -3 must be a whole number of at least 1"),
+        ({"validation": 1.0}, "validation = 1.0 must be a part of the training images"),
+        ({"recipe": "../x"}, "becomes part of a file's name"),
+    ],
+)
+def test_a_mistake_in_a_spec_is_named(settings: dict, message: str):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace("..", r"\.\.")):
+        RunSpec.of({"data": "digits", "method": "vl", "beta": 0.1} | settings)
+
+
+def test_mistakes_in_an_experiment_are_named():
+    with pytest.raises(ConfigError, match=r"there is no experiment 'table-3'; did you mean 'table-"):
+        Experiment.named("table-3")
+    with pytest.raises(ConfigError, match="an experiment has no part 'gird'; it has title, common and grid"):
+        expand({"gird": {}}, {})
+    with pytest.raises(ConfigError, match="recipe 'mine': choose 'paper' or 'ours'"):
+        Experiment.named("table-1", recipe="mine")
+
+
+def test_equal_specs_have_one_result(tmp_path: Path):
+    store = Store(tmp_path)
+    store.put(Result(RunSpec("digits", "vl", 1), {"mean": {"nll": 0.3}}, {}, {}, seconds=2.0))
+    found = store.get(RunSpec("digits", "vl", 1.0))
+    assert found is not None
+    assert found.spec == RunSpec("digits", "vl", 1.0)
+    assert store.get(RunSpec("digits", "vl", 1.0, seed=1)) is None
+
+
+def test_a_damaged_result_is_named(tmp_path: Path):
+    store = Store(tmp_path)
+    store.put(Result(RunSpec("digits", "vl", 1.0), {}, {}, {}, seconds=2.0))
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(DataError, match=r"cannot be read .*; delete it, and it is computed again"):
+        list(store)
