@@ -8,7 +8,7 @@ import torch
 import varlap
 from cases import CASES, Case
 from varlap import Fisher
-from varlap.objectives import compiled
+from varlap.objectives import compiled, vl
 
 CURVATURES = {
     "exact": Fisher(),
@@ -159,6 +159,44 @@ def test_a_buffer_that_the_network_replaces_moves_in_a_traced_step(monkeypatch: 
         step(torch.randn(5, 4), torch.arange(5) % 3, number=number)
     assert bnn.network.count == 3
     assert step._compiled
+
+
+def test_a_renewal_that_is_not_finite_is_not_remembered(monkeypatch: pytest.MonkeyPatch):
+    """A traced step whose loss and gradients are sound, but whose new curvature is NaN, changes nothing."""
+    renewed = vl.renewed
+
+    def poisoned(context: Any, *args: Any) -> Any:
+        diagonal, updates = renewed(context, *args)
+        factor = torch.where(context.batch.x.abs().sum() == 0, torch.nan, 1.0)
+        return diagonal, [(running, {n: t * factor for n, t in sums.items()}) for running, sums in updates]
+
+    monkeypatch.setattr(compiled, "compile_graph", _uncompiled)
+    monkeypatch.setattr(vl, "renewed", poisoned)
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, curvature=Fisher(every=2, memory=0.5))
+    step = varlap.TrainingStep(bnn, objective, varlap.adam(bnn, fused=True), compiled=True)
+    for number in range(4):
+        assert step.take(x, y, number=number)[3] == 1
+    before = [t.clone() for t in (*bnn.state_dict().values(), *objective.running_means()["fisher"].sums.values())]
+    assert step.take(torch.zeros_like(x), y, number=4)[3] == 0
+    after = [*bnn.state_dict().values(), *objective.running_means()["fisher"].sums.values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert step.take(x, y, number=5)[3] == 1
+    with pytest.raises(varlap.errors.NonFiniteError, match="step 4: the loss or a gradient holds NaN or Inf"):
+        step.check()
+
+
+@pytest.mark.parametrize("unsound", [False, True])
+def test_closed_form_variances_stay_where_a_traced_step_is_not_sound(unsound: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "compile_graph", _uncompiled)
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, curvature=Fisher(), variances="closed-form", beta_warmup_steps=20)
+    step = varlap.TrainingStep(bnn, objective, varlap.adam(bnn, fused=True), compiled=True, on_nonfinite="skip")
+    for number in range(4):
+        step(x, y, number=number)
+    before = bnn.log_sigma["0.weight"].clone()
+    step(x * float("nan") if unsound else x, y, number=4)
+    assert torch.equal(bnn.log_sigma["0.weight"], before) == unsound
 
 
 def test_an_unknown_precision_is_refused():
