@@ -11,6 +11,7 @@ from varlap.likelihoods import Prediction
 from varlap.plot import style
 from varlap.plot.inputs import Values, as_tensor, predict
 from varlap.posterior import BNN
+from varlap.predict import How
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ def decision_2d(
     train: tuple[Values, Values] | None = None,
     what: What = "probability",
     *,
-    how: str = "mean",
+    how: How = "mean",
     limits: tuple[float, float, float, float] | None = None,
     resolution: int = 150,
     ax: "Axes | None" = None,

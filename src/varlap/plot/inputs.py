@@ -9,10 +9,11 @@ from torch import Tensor
 
 from varlap.errors import BatchError, ConfigError
 from varlap.likelihoods import Prediction
+from varlap.metrics.rows import IGNORED_LABEL
 from varlap.posterior import BNN
+from varlap.predict import How
 
 Values = Tensor | np.ndarray
-IGNORED_LABEL = -100  # torch's own, where no likelihood says otherwise
 
 
 def as_tensor(values: Any) -> Tensor:
@@ -82,8 +83,8 @@ def rows(prediction: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
     return probs, labels
 
 
-def predict(bnn: BNN, x: Tensor, how: str, options: Mapping[str, Any]) -> Prediction:
+def predict(bnn: BNN, x: Tensor, how: How, options: Mapping[str, Any]) -> Prediction:
     """Predict where the network is, in its precision."""
     like = next(iter(bnn.means().values()))
     x = x.to(like.device, like.dtype)
-    return bnn.predict(x) if how == "mean" and not options else bnn.predict(x, how=how, **options)  # type: ignore[call-arg]
+    return bnn.predict(x) if how == "mean" and not options else bnn.predict(x, how=how, **options)

@@ -9,6 +9,7 @@ from varlap.likelihoods import Prediction
 from varlap.plot import style
 from varlap.plot.inputs import Values, as_tensor, predict
 from varlap.posterior import BNN
+from varlap.predict import How
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ def regression_band(
     x: Values,
     train: tuple[Values, Values] | None = None,
     *,
-    how: str = "mean",
+    how: How = "mean",
     ax: "Axes | None" = None,
     **options: Any,
 ) -> "Axes":

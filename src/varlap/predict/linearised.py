@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.errors import BatchError, NetworkError
 from varlap.likelihoods.protocol import normal_like
@@ -43,7 +44,10 @@ def linearised_outputs(bnn: BNN, inputs: Inputs, num_samples: int, seed: int) ->
             changes = [products.of(x, tangents) for x in inputs]
             for row in range(len(numbers)):
                 # A bfloat16 sum would lose what is smaller than a hundredth of the output.
-                rows = [_wide(f) + _wide(change[row]) for f, change in zip(primal, changes, strict=True)]
+                rows = [
+                    tree.at_least_single(f) + tree.at_least_single(change[row])
+                    for f, change in zip(primal, changes, strict=True)
+                ]
                 outputs.append(torch.cat(rows))
     return outputs
 
@@ -115,12 +119,12 @@ class Products:
 
 def _check_product(u: Tensor, product: Tensor, pulled: dict[str, Tensor], vector: dict[str, Tensor]) -> None:
     """Check ⟨u, J v⟩ = ⟨Jᵀu, v⟩: a backward that torch cannot differentiate drops out of J v without a word."""
-    terms = [(gradient * vector[name]).flatten().to(_wide(product)) for name, gradient in pulled.items()]
+    terms = [(gradient * vector[name]).flatten().to(tree.at_least_single(product)) for name, gradient in pulled.items()]
     expected = torch.stack([term.sum() for term in terms]).sum()
     size = torch.stack([term.square().sum() for term in terms]).sum().sqrt()
     half = product.dtype.itemsize < 4
     tolerance = (0.2 if half else 1e-2) * torch.maximum(size, expected.abs())
-    if bool(((_wide(u) * _wide(product)).sum() - expected).abs() > tolerance):
+    if bool(((tree.at_least_single(u) * tree.at_least_single(product)).sum() - expected).abs() > tolerance):
         raise RuntimeError("a backward pass of it, such as a once_differentiable one, has no derivative")
 
 
@@ -139,7 +143,3 @@ def one_tensor(outputs: Any) -> Tensor:
         f"how='linearised' needs outputs that are one tensor, but the network returned a {type(outputs).__name__}; say "
         "which entry it is, for example BNN(network, ..., output=0), or use how='sampled'"
     )
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
