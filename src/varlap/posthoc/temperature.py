@@ -1,19 +1,17 @@
 """Temperature scaling: one number, fitted on held-out data, that divides the logits."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from varlap import tree
-from varlap.curvature.protocol import check_targets
-from varlap.data import as_batches
-from varlap.errors import BatchError, VarlapWarning, warn
+from varlap.errors import BatchError, warn
 from varlap.likelihoods.prediction import Prediction
+from varlap.metrics.evaluate import predictions, predictor
 from varlap.posterior import BNN
-from varlap.predict import How, predict
+from varlap.predict import How
 from varlap.predict.dispatch import require_tempered
 
 LOWEST, HIGHEST = 0.01, 100.0
@@ -52,18 +50,12 @@ def fit_temperature(
     (3.641, 3.641)
     """
     tempered_fn = require_tempered(bnn)
-    parts: list[Prediction] = []
+    predict_fn = predictor(bnn, how, num_samples, seed, temperature=1.0)
     targets: list[Any] = []
-    for x, y in as_batches(held_out, batch_size):
-        y = tree.to_device(y, bnn.device)
-        # One warning of sampling is enough; the others would be the same.
-        with warnings.catch_warnings():
-            if parts:
-                warnings.simplefilter("ignore", VarlapWarning)
-            part = predict(bnn, x, how, num_samples=num_samples, seed=seed)
-        check_targets(bnn, part.outputs[0], y, tree.leading_size(y) or 0)
-        parts.append(part)
+    parts: list[Prediction] = []
+    for y, prediction in predictions(bnn, held_out, batch_size, predict_fn):
         targets.append(y)
+        parts.append(prediction)
     if not parts:
         raise BatchError("fit_temperature: the held-out data hold no items; give at least one batch")
     draws = [tree.map_tensors(_double, draw) for draw in Prediction.concatenate(parts).outputs]
