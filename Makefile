@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --group docs --editable '.[sklearn,data,plot]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --group docs --editable '.[sklearn,data,plot,lightning,tensorboard]'
 	touch $@
 
 demo: .venv/.installed
