@@ -1,90 +1,55 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
-from varlap import data, errors, metrics, models, plot, report
-from varlap.curvature import (
-    Curvature,
-    EmpiricalFisher,
-    ExactFisher,
-    Fisher,
-    Hessian,
-    fisher_diagonal,
-    hessian_diagonal,
-)
-from varlap.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    Heteroscedastic,
-    Likelihood,
-    Poisson,
-    Prediction,
-)
-from varlap.metrics import evaluate
-from varlap.models import find_kinks, smooth
-from varlap.objectives import (
-    MAP,
-    VI,
-    VL,
-    Terms,
-    UnboundedVariances,
-    VLDeterminant,
-    VLHessian,
-    unbounded_variances,
-)
-from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior, Weight
-from varlap.posthoc import VarianceGap, fit_temperature, laplace, variance_gap
-from varlap.predict import reestimate_statistics
-from varlap.training import FitSettings, History, TrainingStep, adam, fit, load
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0.dev0"
 
-__all__ = [
-    "BNN",
-    "MAP",
-    "VI",
-    "VL",
-    "Bernoulli",
-    "Categorical",
-    "Curvature",
-    "EmpiricalBayesPrior",
-    "EmpiricalFisher",
-    "ExactFisher",
-    "FanInPrior",
-    "Fisher",
-    "FitSettings",
-    "Gaussian",
-    "Hessian",
-    "Heteroscedastic",
-    "History",
-    "Likelihood",
-    "OneScalePrior",
-    "Poisson",
-    "Prediction",
-    "Prior",
-    "Terms",
-    "TrainingStep",
-    "UnboundedVariances",
-    "VLDeterminant",
-    "VLHessian",
-    "VarianceGap",
-    "Weight",
-    "adam",
-    "data",
-    "errors",
-    "evaluate",
-    "find_kinks",
-    "fisher_diagonal",
-    "fit",
-    "fit_temperature",
-    "hessian_diagonal",
-    "laplace",
-    "load",
-    "metrics",
-    "models",
-    "plot",
-    "reestimate_statistics",
-    "report",
-    "smooth",
-    "unbounded_variances",
-    "variance_gap",
-]
+# Where each public name lives. It is imported when it is first used, so that `import varlap` costs next to nothing;
+# `__init__.pyi` tells type checkers and the documentation the same.
+_HOMES = {
+    "curvature": (
+        "Curvature",
+        "EmpiricalFisher",
+        "ExactFisher",
+        "Fisher",
+        "Hessian",
+        "fisher_diagonal",
+        "hessian_diagonal",
+    ),
+    "likelihoods": ("Bernoulli", "Categorical", "Gaussian", "Heteroscedastic", "Likelihood", "Poisson", "Prediction"),
+    "metrics": ("evaluate",),
+    "models": ("find_kinks", "smooth"),
+    "objectives": (
+        "MAP",
+        "VI",
+        "VL",
+        "Terms",
+        "UnboundedVariances",
+        "VLDeterminant",
+        "VLHessian",
+        "unbounded_variances",
+    ),
+    "posterior": ("BNN", "EmpiricalBayesPrior", "FanInPrior", "OneScalePrior", "Prior", "Weight"),
+    "posthoc": ("VarianceGap", "fit_temperature", "laplace", "variance_gap"),
+    "predict": ("reestimate_statistics",),
+    "training": ("FitSettings", "History", "TrainingStep", "adam", "fit", "load"),
+}
+_MODULES = ("data", "errors", "metrics", "models", "plot", "report")
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted((*_HOME_OF, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"varlap.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'varlap' has no attribute {name!r}")
+    value = getattr(import_module(f"varlap.{_HOME_OF[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,8 +24,7 @@ import varlap
 from figures import record
 from varlap.errors import CheckpointError, ConfigError, NetworkError, VarlapError
 from varlap.likelihoods.choose import BUILT_IN
-from varlap.training import checkpoint as module
-from varlap.training import encoding, model_file
+from varlap.training import checkpoint as module, encoding, model_file
 from varlap.training.checkpoint import (
     checkpoint_path,
     newest_checkpoint,

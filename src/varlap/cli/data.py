@@ -12,9 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from varlap.cli.mistakes import user_mistakes
-from varlap.data import SOURCES, Source, Stored, data_folder, find_stored
-from varlap.data import get as get_one
-from varlap.data import verify as verify_one
+from varlap.data import SOURCES, Source, Stored, data_folder, find_stored, get as get_one, verify as verify_one
 from varlap.data.sources import find_source
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, list and verify the data sets.")

@@ -12,8 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from varlap.cli.mistakes import user_mistakes
-from varlap.report.build import as_json as plain
-from varlap.report.build import write_parts
+from varlap.report.build import as_json as plain, write_parts
 from varlap.report.sections import sections
 from varlap.report.sources import collect
 from varlap.report.tables import Table, comparison

@@ -7,8 +7,7 @@ import numpy as np
 
 from varlap.errors import ConfigError
 from varlap.likelihoods import Prediction
-from varlap.metrics import ReliabilityBins, ece, reliability_bins
-from varlap.metrics import risk_coverage as risk_coverage_curve
+from varlap.metrics import ReliabilityBins, ece, reliability_bins, risk_coverage as risk_coverage_curve
 from varlap.plot import style
 from varlap.plot.inputs import Values, by_name, rows
 

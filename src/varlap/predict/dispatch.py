@@ -12,8 +12,7 @@ from varlap.errors import ConfigError
 from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
 from varlap.predict.average import average
-from varlap.predict.closed_form import closed_form as closed_form_prediction
-from varlap.predict.closed_form import drawn_outputs, output_gaussian
+from varlap.predict.closed_form import closed_form as closed_form_prediction, drawn_outputs, output_gaussian
 from varlap.predict.collapse import warn_of_collapse
 from varlap.predict.draws import checked_num_samples
 from varlap.predict.inputs import Inputs
