@@ -1,7 +1,9 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 from signal import Signals
 
 
@@ -86,6 +88,20 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("varlap", "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, VarlapWarning, stacklevel=level)
+
+
+def did_you_mean(word: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Name the known word that a mistaken one looks like; if there is none, say `otherwise`, or list them all.
+
+    >>> did_you_mean("metod", ["method", "beta"])
+    "did you mean 'method'?"
+    >>> did_you_mean("colour", ["method", "beta"])
+    "choose 'method', 'beta'"
+    """
+    by_lower = {name.lower(): name for name in known}
+    if close := difflib.get_close_matches(str(word).lower(), by_lower, n=1):
+        return f"did you mean {by_lower[close[0]]!r}?"
+    return f"choose {', '.join(map(repr, by_lower.values()))}" if otherwise is None else otherwise
 
 
 def missing_extra(extra: str, what: str) -> MissingExtraError:

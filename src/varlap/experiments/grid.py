@@ -1,6 +1,5 @@
 """Experiments as data files: each is a grid of settings, and becomes a list of specs."""
 
-import difflib
 import itertools
 import tomllib
 from collections.abc import Mapping
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.experiments.spec import RunSpec
 
 PAPER = "paper"  # the file of the paper's own numbers, which is no experiment
@@ -51,9 +50,7 @@ class Experiment:
         {'cifar10'}
         """
         if name not in cls.names():
-            close = difflib.get_close_matches(name, cls.names(), 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(cls.names())}"
-            raise ConfigError(f"there is no experiment {name!r}; {hint}")
+            raise ConfigError(f"there is no experiment {name!r}; {did_you_mean(name, cls.names())}")
         if recipe not in RECIPES:
             raise ConfigError(f"recipe {recipe!r}: choose {' or '.join(map(repr, RECIPES))}")
         content = tomllib.loads((_folder() / f"{name}.toml").read_text())

@@ -1,7 +1,6 @@
 """What one run of an experiment computes: a frozen dataclass that checks itself, and the key that its result has."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from varlap.data import KNOWN_NAMES
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
@@ -62,9 +61,7 @@ class RunSpec:
         choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                close = difflib.get_close_matches(str(value), allowed, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(map(repr, allowed))}"
-                raise ConfigError(f"{name} = {value!r}: {hint}")
+                raise ConfigError(f"{name} = {value!r}: {did_you_mean(value, allowed)}")
         for name in ("beta", "lr", "log_sigma_lr_multiplier", "prior_scale"):
             value = getattr(self, name)
             if value is None and name == "prior_scale":
@@ -93,8 +90,7 @@ class RunSpec:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                hint = did_you_mean(name, known, f"it has {', '.join(known)}")
                 raise ConfigError(f"a run has no setting {name!r}; {hint}")
         for name in ("data", "method", "beta"):
             if name not in settings:

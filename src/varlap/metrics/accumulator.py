@@ -1,6 +1,5 @@
 """Scores of predictions that come batch by batch: items are reduced to a few numbers each, probabilities are let go."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varlap import tree
-from varlap.errors import BatchError, ConfigError
+from varlap.errors import BatchError, ConfigError, did_you_mean
 from varlap.likelihoods import Prediction
 from varlap.likelihoods.protocol import sum_over_positions
 from varlap.metrics import bootstrap as resampling
@@ -295,7 +294,6 @@ def _checked_names(only: Iterable[str]) -> frozenset[str]:
     names = [only] if isinstance(only, str) else list(only)
     for name in names:
         if name not in ALL_SCORES:
-            close = difflib.get_close_matches(name, ALL_SCORES, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ALL_SCORES)}"
+            hint = did_you_mean(name, ALL_SCORES, f"there are {', '.join(ALL_SCORES)}")
             raise ConfigError(f"only={names!r}: there is no score {name!r}; {hint}")
     return frozenset(names)

@@ -1,6 +1,5 @@
 """How to train: one frozen dataclass, which is also the help text and the spec of a run."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.training.step import Precision
 
 
@@ -94,11 +93,9 @@ class FitSettings:
         unfit = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # they want a closure, sparse gradients or matrices alone
         kinds = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}.difference(unfit)
         if self.optimizer not in kinds:
-            lower = {name.lower(): name for name in kinds}
-            close = [lower[name] for name in difflib.get_close_matches(str(self.optimizer).lower(), lower, 1)]
             raise ConfigError(
-                f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time"
-                + (f"; did you mean {close[0]!r}?" if close else "; for example 'Adam' or 'SGD'")
+                f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time; "
+                + did_you_mean(self.optimizer, kinds, "for example 'Adam' or 'SGD'")
             )
 
     @classmethod
@@ -112,8 +109,7 @@ class FitSettings:
         known = [f.name for f in fields(cls)]
         for name in settings:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                hint = did_you_mean(name, known, f"it has {', '.join(known)}")
                 raise ConfigError(f"fit has no setting {name!r}; {hint}")
         if "epochs" not in settings:
             raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")
