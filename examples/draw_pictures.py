@@ -13,7 +13,7 @@ from PIL import Image
 
 HERE = Path(__file__).resolve().parent
 PICTURES = HERE.parent / "docs" / "images" / "tutorials"
-NUM_COLOURS = 64
+NUM_COLOURS = 128
 
 
 def main(names: list[str]) -> None:

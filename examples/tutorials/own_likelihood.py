@@ -79,7 +79,7 @@ figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constra
 for ax, (name, bnn) in zip(axes, bnns.items(), strict=True):
     varlap.plot.regression_band(bnn, grid, train=(x, y), ax=ax)
     ax.plot(grid, torch.sin(2 * grid), color="black", linestyle=":", label="true curve")
-    ax.set(title=name, ylabel="", ylim=(-3, 4))
+    ax.set(title=name, ylabel="y" if ax is axes[0] else "", ylim=(-3, 4))
     ax.get_legend().remove()
 figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize="small")
 figure.savefig("own-likelihood.png", dpi=110)
