@@ -18,13 +18,17 @@ def test_the_code_of_the_page_runs(page: str):
     exec("\n".join(blocks), {"__name__": page})
 
 
+def _without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 def _without_code(text: str) -> str:
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return re.sub(r"`[^`\n]*`", "", _without_blocks(text))
 
 
 def _anchors(page: Path) -> set[str]:
     """Return what headings are called by mkdocs and by GitHub, which agree but for non-ASCII letters."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), flags=re.M)
+    headings = re.findall(r"^#+ (.*)$", _without_blocks(page.read_text()), flags=re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", heading, flags=re.ASCII).strip().lower() for heading in headings]
     return {re.sub(r"[\s]+", "-", heading) for heading in plain}
 

@@ -1,4 +1,4 @@
-"""The site builds strictly; in a real browser it fits a phone and a desktop, complains of nothing and needs no network."""
+"""The site builds strictly; in a real browser it fits a phone and a desktop, asks nothing of the network."""
 
 import functools
 import http.server
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from browser import CHROMIUM, Page, browser
 
 pytest.importorskip("mkdocs", reason="the site needs the dependency group docs")

@@ -30,7 +30,8 @@ body = nn.Sequential(*varlap.models.convnet(image_size=8, activation=nn.SiLU)[:-
 pretrained = nn.Sequential()
 pretrained.add_module("body", body)
 pretrained.add_module("head", nn.Linear(64, 5))
-varlap.fit(varlap.BNN(pretrained), varlap.MAP(num_data=len(old[1]), beta=0.01), old, epochs=20, lr=3e-3, progress="none")
+objective = varlap.MAP(num_data=len(old[1]), beta=0.01)
+varlap.fit(varlap.BNN(pretrained), objective, old, epochs=20, lr=3e-3, progress="none")
 # --8<-- [end:pretrain]
 
 
