@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint docs bench reliability clean
+.PHONY: demo test test-all lint docs pictures bench reliability clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,10 @@ lint: .venv/.installed
 
 docs: .venv/.installed
 	$(BIN)/mkdocs build --strict
+
+# The pictures of the tutorials; about two minutes.
+pictures: .venv/.installed
+	$(BIN)/python examples/draw_pictures.py
 
 # glibc would give memory back to the system after every step, and take it again.
 bench: .venv/.installed
