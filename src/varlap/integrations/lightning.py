@@ -11,7 +11,6 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.errors import BatchError, CheckpointError, ConfigError, missing_extra
-from varlap.likelihoods import Prediction
 from varlap.metrics.accumulator import Scores
 from varlap.objectives import Objective
 from varlap.posterior import BNN
@@ -27,7 +26,7 @@ try:
     from lightning.pytorch.plugins.io import CheckpointIO
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
-    if error.name != "lightning":
+    if (error.name or "").split(".")[0] != "lightning":  # what it needs itself is another matter
         raise
     raise missing_extra("lightning", "varlap.integrations.lightning") from error
 
@@ -186,10 +185,15 @@ class LightningBNN(LightningModule):
         """Log the same scores for test data."""
         self._log_scores("test")
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Prediction:  # noqa: ARG002
-        """Predict by the mean network; a batch is inputs alone, or a pair whose targets are not read."""
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return what the mean network predicts: `probs`, or `mean` and `variance`.
+
+        A batch is inputs alone, or a pair whose targets are not read.
+        """
         is_pair = self._split is not None or (isinstance(batch, tuple | list) and len(batch) == 2)
-        return self.bnn.predict(self._pair(batch)[0] if is_pair else batch)
+        prediction = self.bnn.predict(self._pair(batch)[0] if is_pair else batch)
+        found = {name: getattr(prediction, name) for name in ("probs", "mean", "variance")}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _log_scores(self, stage: str) -> None:
         for number, scores in self._scores.items():
