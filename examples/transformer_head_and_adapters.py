@@ -70,7 +70,8 @@ def main() -> None:
         attention_probs_dropout_prob=0.0,
         initializer_range=0.2,  # the usual 0.02 is meant for weights that will all be trained
     )
-    pretrained = BertForSequenceClassification(config).requires_grad_(False)
+    pretrained = BertForSequenceClassification(config)
+    pretrained.bert.requires_grad_(False)  # the body stays as it is
     generator = torch.Generator().manual_seed(0)
     train, test = make_texts(2000, generator), make_texts(1000, generator)
 
@@ -78,10 +79,8 @@ def main() -> None:
         ("head", copy.deepcopy(pretrained), "classifier.*"),
         ("adapters and head", add_adapters(copy.deepcopy(pretrained)), ["*.down.*", "*.up.*", "classifier.*"]),
     ):
-        bnn = varlap.BNN(network, select=select, output="logits")  # what is not selected stays as it is
-        for mean in bnn.means().values():
-            mean.requires_grad_(True)
-        objective = varlap.VL(num_data=len(train[1]), beta=0.1)
+        bnn = varlap.BNN(network, select=select, output="logits")
+        objective = varlap.VL(num_data=len(train[1]), beta=0.01)
         varlap.fit(bnn, objective, train, epochs=10, batch_size=64, lr=5e-3, progress="none")
         scores = varlap.evaluate(bnn, test, only=("nll", "accuracy", "ece"))
         total = sum(parameter.numel() for parameter in network.parameters())
