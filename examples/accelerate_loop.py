@@ -3,7 +3,8 @@
 Run it: python examples/accelerate_loop.py
 Or in two processes: accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
 
-The network is not given to `accelerator.prepare`: an objective takes the BNN itself, and the gradients are averaged by hand.
+The network is not given to `accelerator.prepare`: an objective takes the BNN itself, and the gradients are
+averaged by hand.
 """
 
 import torch

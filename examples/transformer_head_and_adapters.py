@@ -2,8 +2,8 @@
 
 Run it: python examples/transformer_head_and_adapters.py
 
-The weights are random, so that nothing is downloaded; for a pretrained one use `from_pretrained`. A text is positive if its
-good words outnumber its bad ones, where "not" turns the word after it round.
+The weights are random, so that nothing is downloaded; for a pretrained one use `from_pretrained`. A text is positive if
+its good words outnumber its bad ones, where "not" turns the word after it round.
 """
 
 import copy

@@ -24,7 +24,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def about(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
     ] = False,
 ) -> None:

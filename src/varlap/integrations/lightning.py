@@ -57,8 +57,8 @@ class LightningBNN(LightningModule):
     """Trains a `BNN` with Lightning's `Trainer`, to the same weights as `varlap.fit` for the same seed and data.
 
     Batches are pairs (x, y). The terms of the ELBO are logged each epoch by the names of `fit`'s history, `loss` each
-    step, and after validation or testing `validation_nll` or `test_nll` and so on. Beside each checkpoint NAME.ckpt, whose
-    format is a pickle, a folder NAME.model is kept, which `varlap.load` reads.
+    step, and after validation or testing `validation_nll` or `test_nll` and so on. Beside each checkpoint NAME.ckpt,
+    whose format is a pickle, a folder NAME.model is kept, which `varlap.load` reads.
 
     Args:
         bnn: the network with its posterior; it is trained in place.
@@ -66,7 +66,8 @@ class LightningBNN(LightningModule):
         configure: a function of the BNN that returns what Lightning's `configure_optimizers` may return; by default
             the optimizer and the schedule of `fit`.
         split: a function of a batch that returns (x, y), where the loader gives something else.
-        settings: `optimizer`, `lr`, `log_sigma_lr_multiplier`, `schedule`, `milestones` and `warmup_epochs` of `FitSettings`.
+        settings: of `FitSettings`: `optimizer`, `lr`, `log_sigma_lr_multiplier`, `schedule`, `milestones` and
+            `warmup_epochs`.
 
     >>> import varlap
     >>> module = LightningBNN(varlap.BNN(torch.nn.Linear(2, 3)), varlap.VL(num_data=64, beta=0.1), lr=1e-2)
@@ -109,7 +110,7 @@ class LightningBNN(LightningModule):
     # -- training -----------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of a batch; its draws follow from the seed, the optimizer's step, the micro-batch and rank."""
+        """Return the loss of a batch; its draws follow from the seed, the optimizer's step, micro-batch and rank."""
         x, y = self._pair(batch)
         micro_batch = batch_idx % self.trainer.accumulate_grad_batches
         terms = self.objective(self.bnn, x, y, step=self.trainer.global_step, micro_batch=micro_batch)
@@ -147,8 +148,8 @@ class LightningBNN(LightningModule):
         total = self.trainer.estimated_stepping_batches
         if not 0 < total < math.inf:
             raise ConfigError(
-                f"schedule={settings.schedule!r} needs an end of the training: Trainer(max_epochs=...) or max_steps, or "
-                "LightningBNN(..., schedule='constant')"
+                f"schedule={settings.schedule!r} needs an end of the training: Trainer(max_epochs=...) or max_steps, "
+                "or LightningBNN(..., schedule='constant')"
             )
         per_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
         chosen = {name: getattr(settings, name) for name in OWN_SETTINGS}
@@ -224,8 +225,8 @@ class LightningBNN(LightningModule):
 
     def on_train_start(self) -> None:
         """Check `num_data`, bring loaded memories to the device, and tell the loggers what is trained."""
-        loader = self.trainer.train_dataloader
-        num_items = len(loader.dataset) if hasattr(getattr(loader, "dataset", None), "__len__") else 0
+        data = getattr(self.trainer.train_dataloader, "dataset", None)
+        num_items = len(data) if data is not None and hasattr(data, "__len__") else 0
         if self.objective.num_data < num_items:
             raise BatchError(
                 f"the training data have {num_items} items but the objective's num_data={self.objective.num_data}"
@@ -250,8 +251,8 @@ class LightningBNN(LightningModule):
             self.objective.load_state_dict(saved["state"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
-                f"the checkpoint does not fit {type(self.objective).__name__} ({error}); give the objective that it was "
-                "trained with, or only its model: varlap.load(path, network)"
+                f"the checkpoint does not fit {type(self.objective).__name__} ({error}); give the objective that it "
+                "was trained with, or only its model: varlap.load(path, network)"
             ) from error
 
     def _pair(self, batch: Any) -> tuple[Any, Any]:

@@ -73,7 +73,7 @@ def load(
     """Load a model that `save` wrote: same weights to the bit, same likelihood, prior and choice of Bayesian weights.
 
     Args:
-        path: the folder, or a checkpoint FILE.ckpt of `varlap.integrations.lightning`, which has such a folder beside it.
+        path: the folder, or a checkpoint NAME.ckpt that `LightningBNN` has written with such a folder beside it.
         network: one of the same architecture and dtype, with any weights; it takes over the saved ones.
         likelihood: only for one of your own, an object of the class that was saved.
         prior: only for one of your own, an object of the class that was saved.
