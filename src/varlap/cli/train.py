@@ -74,6 +74,8 @@ def train(
 ) -> None:
     """Train a network and score it on the test images.
 
+    With --out the run can be stopped at any moment, and the same command carries it on; varlap evaluate then scores it.
+
     Example: varlap train digits --method vl --beta 0.01 --epochs 20 --out runs/digits
     """
     log_to_stderr(quiet or as_json)

@@ -121,6 +121,17 @@ class Scores:
             )
         self._outside.append(found)
 
+    def gather(self) -> None:
+        """Take in what the other ranks of torch.distributed have scored, so that each computes the scores of all."""
+        from torchmetrics.utilities.distributed import gather_all_tensors
+
+        if self._bootstrap:
+            raise ConfigError("Scores(bootstrap=...) cannot be gathered from several ranks; leave out the bootstrap")
+        for parts in (self._items, self._labels, self._outside):
+            own = _concatenated(parts)
+            parts[:] = [{name: torch.cat(gather_all_tensors(column)) for name, column in own.items()}] if own else []
+        self._gaps = {name: torch.stack(gather_all_tensors(gaps)).sum(0) for name, gaps in self._gaps.items()}
+
     def compute(self) -> dict[str, float]:
         """Return the scores of everything so far; with a bootstrap, each followed by its NAME_low and NAME_high.
 
@@ -283,11 +294,14 @@ def _log_prob(prediction: Prediction, targets: Any) -> Tensor:
 
 
 def _joined(parts: list[Columns]) -> Columns:
-    """Join the batches on the CPU, where sorting and drawing are repeatable; names that not all have are left out."""
-    if not parts:
-        return {}
-    names = set.intersection(*(set(part) for part in parts))
-    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0] if name in names}
+    """Join the batches on the CPU, where sorting and drawing are repeatable."""
+    return {name: column.cpu() for name, column in _concatenated(parts).items()}
+
+
+def _concatenated(parts: list[Columns]) -> Columns:
+    """Join the batches; names that not all have are left out."""
+    names = set.intersection(*(set(part) for part in parts)) if parts else set()
+    return {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ()) if name in names}
 
 
 def _checked_names(only: Iterable[str]) -> frozenset[str]:

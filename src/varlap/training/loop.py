@@ -182,7 +182,7 @@ class Loop:
         row["skipped"] = sums["skipped"]
         means, log_sigma = self.optimizer.param_groups
         row |= {"lr": float(means["lr"]), "lr_log_sigma": float(log_sigma["lr"])}
-        row |= _variances(self.bnn)
+        row |= describe_variances(self.bnn)
         if self.validation is not None:
             scores = self._validated(epoch)
             row |= {f"validation_{name}": value for name, value in scores.items()}
@@ -281,8 +281,12 @@ def _zero_sums(device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def _variances(bnn: BNN) -> dict[str, float]:
-    """Say how σ/s is distributed: quantiles of its logarithm, its largest value, the share of weights at the prior."""
+def describe_variances(bnn: BNN) -> dict[str, float]:
+    """Say how σ/s is distributed: quantiles of its logarithm, its largest value, the share of weights at the prior.
+
+    >>> round(describe_variances(BNN(torch.nn.Linear(2, 3)))["log_sigma_over_s_median"], 3)
+    -3.0
+    """
     logs = torch.cat([(sigma - bnn.prior_scale[name].log()).flatten().float() for name, sigma in bnn.log_sigma.items()])
     some = logs[:: max(1, len(logs) // 1_000_000)]  # quantiles of a million are good enough
     low, middle, high = some.quantile(torch.tensor([0.05, 0.5, 0.95], device=logs.device)).tolist()

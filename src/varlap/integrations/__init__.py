@@ -1,0 +1,1 @@
+"""varlap inside other libraries. Each module here needs an extra of its own and is imported by its name."""
