@@ -1,7 +1,9 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 from signal import Signals
 
 
@@ -69,6 +71,31 @@ class Interrupted(VarlapError):
         return Interrupted, (self.signal, self.step, self.saved)  # by default a pickle gives the message alone
 
 
+class OutOfTime(VarlapError, TimeoutError):
+    """A training that stopped between two steps since its time was over.
+
+    Args:
+        step: how many steps are done.
+        saved: whether a checkpoint holds them.
+
+    >>> print(OutOfTime(step=120, saved=True))
+    the time was over after step 120; a checkpoint was saved and the same call carries on from there
+    """
+
+    def __init__(self, step: int, saved: bool) -> None:
+        after = (
+            "a checkpoint was saved and the same call carries on from there"
+            if saved
+            else "its steps are lost, since no checkpoint was saved; train with a run folder to keep them"
+        )
+        super().__init__(f"the time was over after step {step}; {after}")
+        self.step = step
+        self.saved = saved
+
+    def __reduce__(self) -> tuple[type["OutOfTime"], tuple[int, bool]]:
+        return OutOfTime, (self.step, self.saved)  # by default a pickle gives the message alone
+
+
 class VarlapWarning(UserWarning):
     """Base of every warning that varlap issues."""
 
@@ -95,3 +122,16 @@ def missing_extra(extra: str, what: str) -> MissingExtraError:
     the digits data set needs an optional dependency: pip install 'varlap[sklearn]'
     """
     return MissingExtraError(f"{what} needs an optional dependency: pip install 'varlap[{extra}]'")
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Say which known word was probably meant, or else what there is to choose from.
+
+    >>> did_you_mean("cifar", ["digits", "cifar10"])
+    "did you mean 'cifar10'?"
+    >>> did_you_mean("svhn", ["digits", "cifar10"])
+    "choose 'digits' or 'cifar10'"
+    """
+    *others, last = listed = [repr(name) for name in known]
+    close = difflib.get_close_matches(repr(word), listed, 1)
+    return f"did you mean {close[0]}?" if close else f"choose {' or '.join(filter(None, (', '.join(others), last)))}"
