@@ -132,6 +132,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     >>> did_you_mean("svhn", ["digits", "cifar10"])
     "choose 'digits' or 'cifar10'"
     """
-    *others, last = listed = [repr(name) for name in known]
-    close = difflib.get_close_matches(repr(word), listed, 1)
-    return f"did you mean {close[0]}?" if close else f"choose {' or '.join(filter(None, (', '.join(others), last)))}"
+    names = list(known)
+    close = difflib.get_close_matches(str(word), names, 1)
+    *others, last = map(repr, names)
+    return f"did you mean {close[0]!r}?" if close else f"choose {' or '.join(filter(None, (', '.join(others), last)))}"
