@@ -6,7 +6,6 @@ import functools
 import logging
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from varlap.experiments.ways import evaluate_ways
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN, OneScalePrior
 from varlap.training import fit
-from varlap.training.progress import Progress
 
 log = logging.getLogger(__name__)
 
