@@ -7,6 +7,7 @@ from varlap.cli.data import app as data
 from varlap.cli.demo import demo
 from varlap.cli.evaluate import evaluate
 from varlap.cli.report import report
+from varlap.cli.reproduce import reproduce
 from varlap.cli.train import train
 
 app = typer.Typer(
@@ -15,6 +16,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(reproduce)
 app.command()(report)
 
 app.add_typer(bench, name="bench")

@@ -74,7 +74,7 @@ class Experiment:
         if recipe not in RECIPES:
             raise ConfigError(f"recipe {recipe!r}: {did_you_mean(recipe, RECIPES)}")
         content = tomllib.loads(text)
-        return cls(name, content.get("title", name), expand(content, RECIPES[recipe] | changes))
+        return cls(name, content.get("title", name), expand(content, {**RECIPES[recipe], **changes}))
 
 
 def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunSpec, ...]:

@@ -15,8 +15,9 @@ from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature, laplace
 
 Way = Literal["mean", "sampled", "scaled", "linearised"]
+Key = tuple[Method, Way]
 
-NAMES: dict[tuple[Method, Way], str] = {
+NAMES: dict[Key, str] = {
     ("vl", "mean"): "VL",
     ("vi", "mean"): "VI (mean)",
     ("vi", "sampled"): "VI (10 samples)",
@@ -27,7 +28,7 @@ NAMES: dict[tuple[Method, Way], str] = {
     ("vl", "linearised"): "VL, linearised",
 }
 """What a table calls them: the paper's four rows, then the baselines that it lacks."""
-PAPERS: tuple[tuple[Method, Way], ...] = (("vl", "mean"), ("vi", "mean"), ("vi", "sampled"), ("map", "mean"))
+PAPERS: tuple[Key, ...] = (("vl", "mean"), ("vi", "mean"), ("vi", "sampled"), ("map", "mean"))
 """The rows of the paper's Table 1, by which β is chosen for the final runs."""
 
 LAPLACE_BETAS = (0.0003, 0.001, 0.003, 0.01, 0.1)
@@ -59,7 +60,7 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
     >>> sorted(evaluate_ways(bnn, RunSpec("digits", "map", 0.1, model="mlp"), task).test)
     ['linearised', 'mean', 'scaled']
     """
-    images = {"ood": None if outside is None else outside[:MOST_OUTSIDE]}
+    images: dict[str, Any] = {"ood": None if outside is None else outside[:MOST_OUTSIDE]}
     found = Evaluation({}, {})
 
     def score(way: Way, fitted: Mapping[str, float], **options: Any) -> None:
