@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood", "ece": "ECE"}
 _FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
 _NAMES = {"vi": "VI", "vl": "VL"}
+_COLOURS = {"vl": 0, "vi": 1}  # as in Figure 1
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
 
@@ -131,7 +132,8 @@ def _elbos(runs: Sequence[Result]) -> "Axes":
 def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
     ax = style.axes_for(None, "figure_2")
     ticks: set[float] = set()
-    for number, (method, each) in enumerate(runs.items()):
+    for method, each in runs.items():
+        number = _COLOURS[method]
         by_multiplier: dict[float, list[float]] = {}
         for run in each:
             value = run.history[-1]["elbo"] if score == "elbo" else _score(run, "mean", score)
