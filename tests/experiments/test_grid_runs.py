@@ -110,7 +110,10 @@ def test_a_grid_computes_nothing_twice(tmp_path: Path):
     specs = [dataclasses.replace(QUICK, beta=beta, epochs=1) for beta in (0.01, 0.1)]
     first = run_grid(specs[:1], store)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    left_by_a_kill = tmp_path / RUNNING / specs[0].key()
+    left_by_a_kill.mkdir(parents=True)
     second = run_grid(specs, store)
+    assert not left_by_a_kill.exists()
     assert (first.num_computed, second.num_computed, len(second.results)) == (1, 1, 2)
     assert run_grid(specs, store).num_computed == 0
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in before.items())

@@ -42,6 +42,14 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
 
     Returns:
         The path of the page.
+
+    >>> import tempfile
+    >>> from varlap.experiments import Result, RunSpec
+    >>> store, scores = Store(tempfile.mkdtemp()), {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
+    >>> store.put(Result(RunSpec("cifar10", "vl", 0.1), scores, scores, {}, 9.0, ({"elbo": -0.5, "seconds": 9.0},)))
+    >>> page = write_reproduction(store, store.folder / "report").read_text()
+    >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
+    (True, True)
     """
     parts = read_sweeps(store)
     title = title or f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
@@ -69,7 +77,12 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
 
 
 def read_sweeps(store: Store | Path | str) -> list[Sweep]:
-    """Read all results of a store, and group them."""
+    """Read all results of a store, and group them.
+
+    >>> read_sweeps("no-such-folder")
+    Traceback (most recent call last):
+    varlap.errors.DataError: there are no results in no-such-folder; `varlap reproduce table-1 --out FOLDER` makes some
+    """
     store = store if isinstance(store, Store) else Store(store)
     found = sweeps(store)
     if not found:

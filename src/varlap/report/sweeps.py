@@ -77,7 +77,13 @@ def sweeps(results: Iterable[Result]) -> list[Sweep]:
 
 
 def table_1(sweep: Sweep) -> Table | None:
-    """Return the paper's four rows with its numbers beside ours; None where no images could choose β."""
+    """Return the paper's four rows with its numbers beside ours; None where no images could choose β.
+
+    >>> scores = {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
+    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1), scores, scores, {}, 9.0)])
+    >>> print(table_1(sweep).to_markdown().splitlines()[2])
+    | VL | 0.1 | 0.2500 | 0.23 | 92.00 | 92.4 | 0.0200 | 0.017 |
+    """
     choices = {key: choice for key, choice in sweep.choices().items() if key in PAPERS}
     if not choices:
         return None
@@ -128,7 +134,13 @@ def table_of_all_ways(sweep: Sweep) -> Table | None:
 
 
 def table_2(sweep: Sweep) -> Table:
-    """Return seconds an epoch and their ratio to MAP's."""
+    """Return seconds an epoch and their ratio to MAP's.
+
+    >>> scores, epoch = {"mean": {"nll": 0.25}}, {"seconds": 3.0}
+    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "map", 0.1), scores, {}, {}, 3.0, (epoch,))])
+    >>> print(table_2(sweep).to_markdown().splitlines()[2])
+    | MAP | 3.00 | 1.00 | 41.8 | 1.00 |
+    """
     found = {method: runs for method in _METHODS if (runs := sweep.of(method))}
     times = {method: statistics.median(run.seconds_per_epoch for run in runs) for method, runs in found.items()}
     theirs = paper_numbers("table-2").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
