@@ -536,7 +536,7 @@ class NoSample:
         ),
         (
             "student-t",
-            r"unknown likelihood 'student-t': choose 'categorical', 'bernoulli', 'gaussian', 'heteroscedastic', 'p",
+            r"unknown likelihood 'student-t': choose 'categorical', 'bernoulli', 'gaussian', 'heteroscedastic' or 'p",
         ),
         (
             NoSample(),

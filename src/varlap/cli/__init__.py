@@ -9,6 +9,7 @@ from varlap.cli.data import app as data
 from varlap.cli.demo import demo
 from varlap.cli.evaluate import evaluate
 from varlap.cli.report import report
+from varlap.cli.reproduce import reproduce
 from varlap.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -43,6 +44,7 @@ def about(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(reproduce)
 app.command()(report)
 
 app.add_typer(bench, name="bench")

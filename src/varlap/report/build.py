@@ -1,7 +1,7 @@
 """Put a report together and write it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,16 @@ def write_parts(parts: Sequence[Section], out: Path | str, title: str | None = N
         MARKDOWN: _markdown(title, lead, parts, tables),
         DATA: json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n",
     }
+    return write_files(out, {name: text.encode(errors="replace") for name, text in contents.items()})
+
+
+def write_files(out: Path | str, contents: Mapping[str, bytes]) -> Path:
+    """Write the files of a report, each whole or not at all; return the path of the page."""
     out = Path(out).expanduser()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            replace_file(out / name, text.encode(errors="replace"))
+        for name, content in contents.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(out / name, content)
     except OSError as error:
         raise ConfigError(f"the report cannot be written to {out}: {error}; choose another folder") from error
     return out / PAGE

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
 NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
-NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "compiled"}
+NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
 
 def spec_of(

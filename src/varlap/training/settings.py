@@ -52,6 +52,9 @@ class FitSettings:
     """what a NaN or Inf in a batch, a loss or a gradient does: end the training, or skip the step and count it"""
     save_every: int | None = None
     """steps between checkpoints, besides the one after each epoch"""
+    save_pause_s: float = 0.0
+    """seconds between the checkpoints after epochs, at least: short epochs of a large network need no more; the last
+    epoch always has one"""
     num_checkpoints: int = 2
     """how many of the newest checkpoints stay on disk"""
     num_workers: int = 0
@@ -72,6 +75,8 @@ class FitSettings:
                 continue
             if not isinstance(value, int | float) or not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"fit({name}={value}) must be positive and finite")
+        if not isinstance(self.save_pause_s, int | float) or not 0 <= self.save_pause_s < math.inf:
+            raise ConfigError(f"fit(save_pause_s={self.save_pause_s}) must be a number of seconds, at least 0")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"fit(seed={self.seed!r}) must be a whole number")
         if self.compiled not in (True, False, "auto"):
