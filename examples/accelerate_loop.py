@@ -1,7 +1,8 @@
 """A loop of your own with Hugging Face accelerate.
 
 Run it: python examples/accelerate_loop.py
-Or in two processes: accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
+Or in two processes: torchrun --nproc_per_node 2 examples/accelerate_loop.py
+(on the CPU `accelerate launch --cpu --num_processes 2` starts one process only)
 
 The network is not given to `accelerator.prepare`: an objective takes the BNN itself, and the gradients are
 averaged by hand.
@@ -40,7 +41,8 @@ def main() -> None:
 
     test = digits.test_images.flatten(1), digits.test_labels
     scores = varlap.evaluate(bnn, test, only=("nll", "accuracy", "ece"))
-    accelerator.print({name: round(value, 3) for name, value in scores.items()})
+    rounded = {name: round(value, 3) for name, value in scores.items()}
+    accelerator.print(f"processes: {accelerator.num_processes},", rounded)
 
 
 if __name__ == "__main__":
