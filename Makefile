@@ -31,7 +31,7 @@ docs: .venv/.installed
 
 # The pictures of the tutorials; about two minutes.
 pictures: .venv/.installed
-	$(BIN)/python examples/draw_pictures.py
+	$(BIN)/python docs/draw_pictures.py
 
 # Wheel and sdist in dist/; the test installs a wheel into an environment of its own and uses it there.
 package: .venv/.installed

@@ -11,7 +11,7 @@ from typing import Any
 
 from varlap.errors import DataError
 from varlap.experiments.spec import RunSpec
-from varlap.training.records import replace_file
+from varlap.files import replace_file
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from typing import Any
 
 import varlap
 from varlap.errors import ConfigError
+from varlap.files import finite, replace_file
 from varlap.report.html import page
 from varlap.report.sections import Section
-from varlap.report.sources import finite
 from varlap.report.tables import Table, comparison, markdown_text
-from varlap.training.records import replace_file
 
 PAGE, MARKDOWN, DATA = "report.html", "report.md", "report.json"
 _FEW = 4  # names that a title may list

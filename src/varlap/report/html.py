@@ -6,10 +6,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from varlap.files import finite
 from varlap.report import figures
 from varlap.report.figures import Group, Picture
 from varlap.report.sections import Section
-from varlap.report.sources import Entry, finite, flat
+from varlap.report.sources import Entry, flat
 from varlap.report.tables import Column, Table
 
 _LONG = 120  # characters; a longer value gets lines of its own

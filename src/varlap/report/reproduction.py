@@ -10,10 +10,10 @@ import varlap
 from varlap.errors import DataError
 from varlap.experiments import Store
 from varlap.experiments.comparison import folder_name
+from varlap.files import finite
 from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
-from varlap.report.sources import finite
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2
 from varlap.report.sweeps import (
     Sweep,

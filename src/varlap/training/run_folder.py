@@ -13,6 +13,7 @@ from torch import Tensor
 
 import varlap
 from varlap.errors import CheckpointError, ConfigError
+from varlap.files import replace_file
 from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training.checkpoint import (
@@ -23,7 +24,7 @@ from varlap.training.checkpoint import (
     write_checkpoint,
 )
 from varlap.training.model_file import describe
-from varlap.training.records import Records, replace_file
+from varlap.training.records import Records
 from varlap.training.settings import FitSettings
 
 try:

@@ -1,6 +1,6 @@
 """Run the tutorials and put their pictures, in few colours, where the site shows them.
 
-`python examples/draw_pictures.py [NAME ...]`; what each prints is printed too, for its page.
+`python docs/draw_pictures.py [NAME ...]`; what each prints is printed too, for its page.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from PIL import Image
 
-HERE = Path(__file__).resolve().parent
-PICTURES = HERE.parent / "docs" / "images" / "tutorials"
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "images" / "tutorials"
 NUM_COLOURS = 128
 
 
 def main(names: list[str]) -> None:
     """Draw the pictures of these tutorials, or of all."""
-    for script in sorted((HERE / "tutorials").glob("*.py")):
+    for script in sorted((ROOT / "examples" / "tutorials").glob("*.py")):
         if names and script.stem not in names:
             continue
         print(f"== {script.stem}", flush=True)
