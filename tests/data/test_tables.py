@@ -1,4 +1,4 @@
-"""UCI tables: read as their repository holds them, from a folder or an archive, and refused where a split is unsound."""
+"""UCI tables: read as their repository holds them, folder or archive, and refused where a split is unsound."""
 
 import io
 import re
@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from uci_tables import NUM_ROWS, NUM_SPLITS, TARGET, pack_uci, uci_files, write_uci
 
+from uci_tables import NUM_ROWS, NUM_SPLITS, TARGET, pack_uci, uci_files, write_uci
 from varlap.data import Split, TableData, load_uci
 from varlap.errors import DataError
 
@@ -142,7 +142,7 @@ def test_a_damaged_archive_is_named(tmp_path):
 
 def test_a_table_without_splits_or_rows_is_refused():
     split = Split(torch.tensor([0]), torch.tensor([1]))
-    with pytest.raises(DataError, match="tiny has no split: index_train_0.txt and"):
+    with pytest.raises(DataError, match="tiny has no split: index_train_0"):
         TableData("tiny", torch.zeros(2, 1), torch.zeros(2), ())
     with pytest.raises(DataError, match=r"features have the shape \[2, 0\] and targets \[2\]"):
         TableData("tiny", torch.zeros(2, 0), torch.zeros(2), (split,))

@@ -1,0 +1,55 @@
+"""`varlap reproduce uci`, by its function: one JSON object, one line for a mistake, a second call that carries on."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from uci_tables import write_uci
+from varlap.cli.reproduce_uci import reproduce_uci
+
+app = typer.Typer()
+app.command()(reproduce_uci)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    write_uci(tmp_path)
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    quick = ["--data", "yacht", "--epochs", "1", "--splits", "1", "--out", str(tmp_path / "out")]
+    return lambda *arguments: CliRunner().invoke(app, [*quick, *arguments])
+
+
+def test_json_is_one_object_and_the_results_are_kept(call, tmp_path):
+    first = call("--json")
+    assert first.exit_code == 0, first.output
+    content = json.loads(first.stdout)
+    assert content["complete"]
+    assert set(content["tables"][0]["log_likelihood"]) >= {"MAP", "Laplace", "VI", "VL", "VL, linearised"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"yacht.json", "report.md", "report.json"}
+    kept = (tmp_path / "out" / "yacht.json").read_bytes()
+    again = call()
+    assert again.exit_code == 0
+    assert "Test log-likelihood" in again.stdout
+    assert "report.md" in again.stdout
+    assert "100% done" in again.stderr
+    assert (tmp_path / "out" / "yacht.json").read_bytes() == kept
+
+
+def test_a_budget_of_nothing_computes_nothing_and_says_so(call):
+    assert json.loads(call("--budget", "0", "--json").stdout)["complete"] is False
+    assert "The budget is spent; the same command carries on." in call("--budget", "0").stdout
+
+
+def test_mistakes_are_one_line_with_status_2(call):
+    unknown = call("--data", "boton")
+    assert unknown.exit_code == 2
+    assert unknown.stderr == (
+        "varlap: no UCI table 'boton'; did you mean 'boston'? There are boston, concrete, energy, kin8nm, naval, "
+        "power, protein, wine, yacht\n"
+    )
+    missing = call("--data", "wine")
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith("varlap: the UCI table 'wine' is not in")
+    assert missing.stderr.count("\n") == 1
