@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from uci_tables import write_uci
 from varlap.cli.reproduce_uci import reproduce_uci
+from varlap.errors import Interrupted
 
 app = typer.Typer()
 app.command()(reproduce_uci)
@@ -53,3 +54,14 @@ def test_mistakes_are_one_line_with_status_2(call):
     assert missing.exit_code == 2
     assert missing.stderr.startswith("varlap: the UCI table 'wine' is not in")
     assert missing.stderr.count("\n") == 1
+
+
+def test_an_interrupted_run_says_that_the_same_command_carries_on(call, monkeypatch):
+    def stopped(table, run):
+        raise Interrupted(15, 3, saved=False)
+
+    monkeypatch.setattr("varlap.experiments.uci.run.compute", stopped)
+    found = call("--json")
+    assert found.exit_code == 128 + 15
+    assert found.stderr.startswith("varlap: stopped; what is finished is in ")
+    assert found.stderr.endswith("and the same command carries on\n")

@@ -229,7 +229,9 @@ def test_a_spent_budget_stops_and_the_next_call_carries_on(tmp_path, monkeypatch
     assert summarise(experiment) == []
     told = []
     assert experiment.run(tell=told.append)
-    assert told[0].done == 0
+    assert (told[0].done, told[0].seconds_left) == (0, None)
+    assert all(one.seconds_left > 0 for one in told[1:-1])
+    assert told[-1].seconds_left == 0
     assert told[-1].done == told[-1].total
     assert [one.done for one in told] == sorted(one.done for one in told)
     done = sum(run_module._cost(one.run) for one in experiment.store.results("yacht"))

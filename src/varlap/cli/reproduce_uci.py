@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -13,9 +13,11 @@ from rich.table import Table
 
 from varlap.cli.mistakes import user_mistakes
 from varlap.data import UCI_SETS
+from varlap.errors import Interrupted
 from varlap.experiments.uci import Progress, UCIExperiment
 from varlap.experiments.uci.summary import TableSummary, summarise
 from varlap.report.uci import TITLES, uci_json, write_uci
+from varlap.training.progress_text import duration
 
 OUT = Path("runs/uci")
 
@@ -36,10 +38,14 @@ def reproduce_uci(
     Example: varlap reproduce uci --data boston --data yacht --splits 5
     """
     with user_mistakes():
-        changes = {} if epochs is None else {"epochs": epochs}
+        changes: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
         experiment = UCIExperiment.of(out, data or (), splits, **changes)
-        with _bar(silent=as_json) as tell:
-            complete = experiment.run(None if budget is None else 60 * budget, tell)
+        try:
+            with _bar(silent=as_json) as tell:
+                complete = experiment.run(None if budget is None else 60 * budget, tell)
+        except Interrupted as stop:
+            typer.echo(f"varlap: stopped; what is finished is in {out}, and the same command carries on", err=True)
+            raise typer.Exit(stop.exit_status) from None
         found = summarise(experiment)
         path = write_uci(found, out)
     if as_json:
@@ -79,9 +85,15 @@ def _bar(silent: bool) -> Iterator[Callable[[Progress], None]]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda where: typer.echo(f"{where.done / where.total:4.0%} {where.text}", err=True)
+        yield lambda where: typer.echo(f"{where.done / where.total:4.0%} {where.text}{_left(where)}", err=True)
         return
-    columns = (bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeRemainingColumn(elapsed_when_finished=True))
-    with bars.Progress(*columns, "{task.description}", console=console, speed_estimate_period=600) as progress:
+    columns = (bars.BarColumn(), bars.TaskProgressColumn(), "{task.description}")
+    with bars.Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=None)
-        yield lambda where: progress.update(task, completed=where.done, total=where.total, description=where.text)
+        yield lambda where: progress.update(
+            task, completed=where.done, total=where.total, description=f"{where.text}{_left(where)}"
+        )
+
+
+def _left(where: Progress) -> str:
+    return f", {duration(where.seconds_left)} left" if where.seconds_left else ""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -213,7 +214,7 @@ def _indices(where: str, file: str, files: Mapping[str, str]) -> Tensor:
     return whole.long()
 
 
-def _numbers(where: str, file: str, files: Mapping[str, str], num_dims: int) -> np.ndarray:
+def _numbers(where: str, file: str, files: Mapping[str, str], num_dims: Literal[1, 2]) -> np.ndarray:
     if file not in files:
         raise DataError(f"{where} has no {file}; get it from {UCI_HOME}")
     if not files[file].strip():

@@ -60,15 +60,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the experiment is: `done` and `total` in steps of MAP, and what is computed next.
+    """Where the experiment is, and what is computed next.
 
     >>> Progress(1.0, 4.0, "boston").total
     4.0
     """
 
     done: float
+    """in steps of MAP, what was there before included"""
     total: float
     text: str
+    seconds_left: float | None = None
+    """at the pace of the runs computed so far; None before the first"""
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,19 @@ class UCIExperiment:
         start = time.monotonic()
         tables = {recipe.data: load_uci(recipe.data, self.folder) for recipe in self.recipes}  # all, before any work
         done, total = 0.0, sum(_cost(run) for runs in self._estimated(tables) for run in runs)
+        computed, seconds = 0.0, 0.0
         for run in self._runs(tables):
             text = f"{run.data}, {run.method}, {'choosing β' if run.tuning else f'split {run.split}'}"
-            tell(Progress(done, total, text))
-            if self.store.get(run) is None:
-                if budget_s is not None and time.monotonic() - start >= budget_s:
-                    return False
-                self.store.put(compute(tables[run.data], run))
+            tell(Progress(done, total, text, seconds / computed * (total - done) if computed else None))
             done += _cost(run)
-        tell(Progress(total, total, "done"))
+            if self.store.get(run) is not None:
+                continue
+            begun = time.monotonic()
+            if budget_s is not None and begun - start >= budget_s:
+                return False
+            self.store.put(compute(tables[run.data], run))
+            computed, seconds = computed + _cost(run), seconds + time.monotonic() - begun
+        tell(Progress(total, total, "done", 0.0))
         return True
 
     def choices(self, recipe: TableRecipe) -> dict[str, Choice] | None:
