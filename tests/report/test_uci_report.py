@@ -31,6 +31,13 @@ def test_a_row_has_means_with_standard_errors_the_best_bold_and_published_figure
     assert "| kin8nm | 0.3, mean | 1, laplace |" in lines
 
 
+def test_differences_are_paired_and_bold_where_they_are_clear():
+    rmse = {"MAP": [1.0, 1.0], "VI": [1.0, 1.0], "VL": [1.0, 1.0]}
+    values = {"MAP": [-9.0, 5.0], "VI": [-9.0, 6.0], "VL": [-8.5, 5.7]}
+    lines = uci_markdown([TableSummary("boston", 20, {}, {"log_likelihood": values, "rmse": rmse})]).splitlines()
+    assert "| boston | **+0.600 ± 0.100** | +0.100 ± 0.400 |" in lines
+
+
 def test_every_published_method_is_cited():
     text = uci_markdown([FOUND])
     for name, source in published()["methods"].items():

@@ -74,6 +74,12 @@ def uci_markdown(found: Sequence[TableSummary]) -> str:
         "Bold: the best of ours, and those that differ from it by less than two standard errors of the paired "
         "difference. The splits share training rows, so standard errors are somewhat too small.",
         "",
+        "## VL minus the others, log-likelihood",
+        "",
+        "Mean ± standard error of the difference, split by split; bold where it is more than two of them.",
+        "",
+        *_differences(found),
+        "",
         "## What was chosen on held-out rows",
         "",
         *_chosen(found),
@@ -100,6 +106,20 @@ def _against_published(found: Sequence[TableSummary], score: str, theirs: dict[s
         cells = [_bold(_estimate(one, score, method), method in best) for method in methods]
         cells += [f"{mean:.2f} ± {error:.2f}" for mean, error in (table[one.data] for table in theirs[score].values())]
         lines.append(_row([one.data, _splits(one), *cells]))
+    return lines
+
+
+def _differences(found: Sequence[TableSummary]) -> list[str]:
+    others = [method for method in found[0].values["log_likelihood"] if method != "VL"] if found else []
+    lines = _header(["data", *others])
+    for one in found:
+        cells = []
+        for method in others:
+            estimate = one.difference("log_likelihood", "VL", method)
+            error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.3f}"
+            clear = bool(error) and one.differ("log_likelihood", "VL", method)
+            cells.append(_bold(f"{estimate.mean:+.3f}{error}", clear))
+        lines.append(_row([one.data, *cells]))
     return lines
 
 

@@ -73,7 +73,17 @@ class TableSummary:
         """
         values = self.values[score]
         best = BETTER[score](values, key=lambda method: statistics.fmean(values[method]))
-        return [method for method in values if method == best or not _differs(values[method], values[best])]
+        return [method for method in values if method == best or not self.differ(score, method, best)]
+
+    def difference(self, score: str, method: str, other: str) -> Estimate:
+        """Return the mean difference of two methods, split by split: most of what varies between splits cancels."""
+        pairs = zip(self.values[score][method], self.values[score][other], strict=True)
+        return Estimate.of([one - another for one, another in pairs])
+
+    def differ(self, score: str, method: str, other: str) -> bool:
+        """Whether two methods differ by more than two standard errors; of one split nothing can be said."""
+        found = self.difference(score, method, other)
+        return found.standard_error is None or abs(found.mean) > CLEAR * found.standard_error
 
 
 def summarise(experiment: UCIExperiment) -> list[TableSummary]:
@@ -123,9 +133,3 @@ def _values(
 
 def _trained(name: str) -> str:
     return "map" if name == "laplace" else name
-
-
-def _differs(values: Sequence[float], best: Sequence[float]) -> bool:
-    """Whether two methods differ clearly, split by split; of one split nothing can be said."""
-    difference = Estimate.of([one - other for one, other in zip(values, best, strict=True)])
-    return difference.standard_error is None or abs(difference.mean) > CLEAR * difference.standard_error
