@@ -63,7 +63,7 @@ def uci_markdown(found: Sequence[TableSummary]) -> str:
     >>> rmse = {"MAP": [3.0, 3.0], "VL": [3.0, 3.0]}
     >>> values = {"log_likelihood": {"MAP": [0.0, 1.0], "VL": [1.0, 2.0]}, "rmse": rmse}
     >>> print(uci_markdown([TableSummary("boston", 20, {}, values)]).splitlines()[8])
-    | boston | 2 of 20 | 0.50 ± 0.50 | **1.50 ± 0.50** | -2.57 ± 0.09 | -2.46 ± 0.06 | -2.39 ± 0.05 | -2.41 ± 0.25 |
+    | boston | 2 of 20 | 0.500 ± 0.500 | **1.50 ± 0.50** | -2.57 ± 0.09 | -2.46 ± 0.06 | -2.39 ± 0.05 | -2.41 ± 0.25 |
     """
     theirs = published()
     lines = ["# UCI regression", ""]
@@ -156,7 +156,8 @@ def _scores_json(one: TableSummary, score: str) -> dict[str, Any]:
 
 def _estimate(one: TableSummary, score: str, method: str) -> str:
     found = one.estimate(score, method)
-    digits = 2 if abs(found.mean) >= 0.2 else 4  # the targets of kin8nm and naval are small numbers
+    size = abs(found.mean)  # the targets of kin8nm and naval are small numbers
+    digits = 2 + (size < 1) + (size < 0.2) + (size < 0.02)
     error = "" if found.standard_error is None else f" ± {found.standard_error:.{digits}f}"
     return f"{found.mean:.{digits}f}{error}"
 
