@@ -12,6 +12,7 @@ from rich.console import Console
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import fitting
+from varlap.cli.reproduce_uci import reproduce_uci
 from varlap.errors import ConfigError, MissingExtraError
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
@@ -30,7 +31,8 @@ class Recipe(StrEnum):
 
 def reproduce(
     what: Annotated[
-        str, typer.Argument(help="table-1, table-2, figure-1, figure-2, miniature, or a TOML file of the same form")
+        str,
+        typer.Argument(help="table-1, table-2, figure-1, figure-2, uci, miniature, or your own TOML file"),
     ],
     data: Annotated[list[str] | None, typer.Option(help="only this data set; may be repeated")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="instead of the experiment's; its schedule scales")] = None,
@@ -43,10 +45,13 @@ def reproduce(
         bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every method")
     ] = False,
     linearised: Annotated[bool, typer.Option(help="evaluate linearised predictions too")] = True,
+    splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="any other setting of a run: NAME=VALUE; may be repeated")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the store; runs/paper by default, which experiments share")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the store; by default runs/paper (all of the paper) or runs/uci")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -60,7 +65,14 @@ def reproduce(
     """
     log_to_stderr(quiet or as_json)
     with user_mistakes():
-        # Experiments that are no grid of image runs branch off here.
+        if what == "uci":  # tables with splits of their own, no grid of images
+            _refuse_for_uci(recipe=recipe is not Recipe.paper, seeds=seeds, final=final, settings=settings)
+            reproduce_uci(
+                out or Path("runs/uci"), data=data or (), splits=splits, epochs=epochs, budget=budget, as_json=as_json
+            )
+            return
+        if splits is not None:
+            raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
         experiment = _experiment(what, recipe.value, changes)
         store = Store(out or Path("runs") / (experiment.name if experiment.name == "miniature" else "paper"))
@@ -81,6 +93,13 @@ def reproduce(
     _tell(experiment, specs, store, outcome, page, as_json)
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _refuse_for_uci(**given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            option = "--set" if name == "settings" else f"--{name}"
+            raise ConfigError(f"{option} is for images; uci takes --data, --splits, --epochs, --budget and --out")
 
 
 def _experiment(what: str, recipe: str, changes: dict[str, Any]) -> Experiment:
