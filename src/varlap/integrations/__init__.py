@@ -1,0 +1,1 @@
+"""Where people already are: estimators for scikit-learn."""

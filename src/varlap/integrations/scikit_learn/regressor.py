@@ -1,0 +1,98 @@
+"""Numbers for the rows of a table."""
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from varlap.integrations.scikit_learn.base import VLEstimator
+from varlap.likelihoods import Gaussian, Likelihood
+
+
+class VLRegressor(RegressorMixin, VLEstimator):
+    """A Bayesian neural network for numbers, trained by Variational Laplace.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-1, 1, 50)[:, None]
+    >>> model = VLRegressor(random_state=0).fit(X, np.sin(3 * X[:, 0]))
+    >>> mean, std = model.predict([[0.0], [3.0]], return_std=True)
+    >>> bool(std[1] > std[0])
+    True
+    """
+
+    default_beta = 0.03
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Take one more pass, over these rows.
+
+        Args:
+            X: some rows.
+            y: their targets.
+            sample_weight: one for each row.
+        """
+        if not hasattr(self, "bnn_"):
+            self._forget()
+        return self._partial_fit(X, y, sample_weight)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of each row's target, and with `return_std` its standard deviation: noise and weights together.
+
+        Args:
+            X: the rows.
+            return_std: whether to return the standard deviation of the predictive distribution as well.
+        """
+        how = self.how or "linearised"
+        # Linearising leaves the mean as it is.
+        prediction = self._prediction(X, "mean" if how == "linearised" and not return_std else how)
+        assert prediction.mean is not None
+        assert prediction.variance is not None
+        mean = self._restored(prediction.mean)
+        return (mean, np.sqrt(self._scaled_back(prediction.variance))) if return_std else mean
+
+    # -- targets ----------------------------------------------------------------------------------------------------
+
+    def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
+        return validate_data(
+            self, X, y, reset=reset, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True
+        )
+
+    def _forget(self) -> None:
+        self._target_scaler = StandardScaler()
+
+    def _learn_targets(self, y: Any, weights: Any) -> None:
+        self._one_column = y.ndim == 1
+        self._target_scaler.partial_fit(y.reshape(len(y), -1).astype(np.float64), sample_weight=weights)
+
+    def _encoded(self, y: Any) -> Tensor:
+        scaled = self._target_scaler.transform(y.reshape(len(y), -1).astype(np.float64))
+        return torch.as_tensor(scaled, dtype=self._plan.dtype)
+
+    def _likelihood(self) -> Likelihood:
+        return Gaussian(num_outputs=self._num_outputs)
+
+    @property
+    def _num_outputs(self) -> int:
+        return len(self._target_scaler.mean_)
+
+    def _restored(self, mean: Tensor) -> np.ndarray:
+        values = self._target_scaler.inverse_transform(mean.double().cpu().numpy())
+        return values[:, 0] if self._one_column else values
+
+    def _scaled_back(self, variance: Tensor) -> np.ndarray:
+        values = variance.double().cpu().numpy() * np.square(self._target_scaler.scale_)
+        return values[:, 0] if self._one_column else values
+
+    def _nll(self, X: Any, y: Any, sample_weight: Any) -> float:
+        mean, std = self.predict(X, return_std=True)
+        values = 0.5 * np.square((y - mean) / std) + np.log(std) + 0.5 * np.log(2 * np.pi)
+        return float(np.average(values.reshape(len(y), -1).sum(1), weights=sample_weight))
+
+    def __sklearn_tags__(self) -> Any:
+        """Say that several targets at once are fine."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
