@@ -122,9 +122,10 @@ def test_smaller_weights_are_less_evidence():
 
 
 def test_weights_that_cannot_be_are_refused():
-    for weights in (-np.ones(150), np.zeros(150)):
-        with pytest.raises(ConfigError, match="sample_weight must not be negative, and not all of it zero"):
-            varlap.VLClassifier(**FEW).fit(X_IRIS, Y_IRIS, weights)
+    with pytest.raises(ConfigError, match="sample_weight must not be negative, and not all of it zero"):
+        varlap.VLClassifier(**FEW).fit(X_IRIS, Y_IRIS, -np.ones(150))
+    with pytest.raises(ValueError, match="zero"):  # scikit-learn's own words, where it looks first
+        varlap.VLClassifier(**FEW).fit(X_IRIS, Y_IRIS, np.zeros(150))
 
 
 # ---- chance -------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class VLEstimator(BaseEstimator, ABC):
     """A table's network, its posterior and its training; the targets are the subclasses' part."""
 
     default_beta: ClassVar[float]
+    n_features_in_: int
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class VLEstimator(BaseEstimator, ABC):
         hidden = hidden_units(num_data) if self.hidden is None else tuple(self.hidden)
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
-            network = mlp(num_inputs, num_outputs, hidden) if self.network is None else self._own_network()
+            network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
         bnn = BNN(network, self._likelihood(), prior=self.prior)
         small = is_small(bnn, num_rows, num_outputs)
         device = torch.device(self.device)
@@ -186,7 +187,7 @@ class VLEstimator(BaseEstimator, ABC):
     def _chosen_beta(self, X: Any, y: Any, weights: Any) -> float:
         if self.beta is None or isinstance(self.beta, Real):
             return self.default_beta if self.beta is None else float(self.beta)
-        betas = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
+        betas: Any = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
         if isinstance(betas, str) or not len(betas):
             raise ConfigError(
                 f"{type(self).__name__}(beta={self.beta!r}): give a number, 'cv', or the numbers that cross-validation "

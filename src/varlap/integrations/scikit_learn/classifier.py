@@ -17,6 +17,34 @@ from varlap.likelihoods import Categorical, Likelihood
 class VLClassifier(ClassifierMixin, VLEstimator):
     """A Bayesian neural network for classes, trained by Variational Laplace.
 
+    Inputs are standardised, the network is sized to the table, and small tables are trained on all their rows in every
+    step, with nothing left to chance: there a weight of 2 is a row given twice.
+
+    Args:
+        hidden: sizes of the hidden layers; by default one layer of 50 units, or of 100 from 2,000 rows on.
+        network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
+            inputs. A `def` can be pickled, a lambda cannot.
+        beta: tempering of the KL; by default 0.1. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
+            held-out rows, a list among its own numbers.
+        epochs: passes over the rows; by default by their number, from 60 to some 4,000 steps.
+        batch_size: rows a step; by default all of a small table, 128 of others.
+        lr: learning rate of Adam, which falls to zero along a cosine.
+        prior: of the weights, such as `varlap.EmpiricalBayesPrior()`; by default `varlap.FanInPrior()`.
+        how: the way to predict, "mean", "linearised" or "sampled"; by default by the mean network, which has the best
+            probabilities near the data.
+        cv: folds, or a splitter of scikit-learn, for `beta="cv"`.
+        device: where to train, such as "cuda".
+        random_state: a seed, or a generator of numpy.
+
+    Attributes:
+        bnn_: the network with its posterior; inputs as they are after standardising, in `bnn_`'s precision (double for
+            a small table).
+        network_: the mean network, an ordinary module.
+        beta_: the β that was used, and `beta_scores_` the mean negative log-likelihood of each that was tried.
+        n_iter_: passes over the rows.
+        history_: what `varlap.fit` returned.
+        classes_: the classes, in the order of the probabilities.
+
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
     >>> model = VLClassifier(random_state=0).fit(X, y)
@@ -70,7 +98,7 @@ class VLClassifier(ClassifierMixin, VLEstimator):
             self.classes_ = np.unique(y)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ValueError(f"class {unknown[0]!r} is none of {self.classes_}; give them all in partial_fit(classes=)")
+            raise ValueError(f"class {unknown[0]} is none of {self.classes_}; give them all in partial_fit(classes=)")
 
     def _encoded(self, y: Any) -> Tensor:
         return torch.as_tensor(np.searchsorted(self.classes_, y), dtype=torch.int64)

@@ -16,6 +16,33 @@ from varlap.likelihoods import Gaussian, Likelihood
 class VLRegressor(RegressorMixin, VLEstimator):
     """A Bayesian neural network for numbers, trained by Variational Laplace.
 
+    Inputs are standardised, the network is sized to the table, and small tables are trained on all their rows in every
+    step, with nothing left to chance: there a weight of 2 is a row given twice.
+
+    Args:
+        hidden: sizes of the hidden layers; by default one layer of 50 units, or of 100 from 2,000 rows on.
+        network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
+            inputs. A `def` can be pickled, a lambda cannot.
+        beta: tempering of the KL; by default 0.03. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
+            held-out rows, a list among its own numbers.
+        epochs: passes over the rows; by default by their number, from 60 to some 4,000 steps.
+        batch_size: rows a step; by default all of a small table, 128 of others.
+        lr: learning rate of Adam, which falls to zero along a cosine.
+        prior: of the weights, such as `varlap.EmpiricalBayesPrior()`; by default `varlap.FanInPrior()`.
+        how: the way to predict, "mean", "linearised" or "sampled"; by default linearised, in closed form: the mean
+            network's mean, and a variance that grows away from the data.
+        cv: folds, or a splitter of scikit-learn, for `beta="cv"`.
+        device: where to train, such as "cuda".
+        random_state: a seed, or a generator of numpy.
+
+    Attributes:
+        bnn_: the network with its posterior; inputs as they are after standardising, in `bnn_`'s precision (double for
+            a small table).
+        network_: the mean network, an ordinary module.
+        beta_: the β that was used, and `beta_scores_` the mean negative log-likelihood of each that was tried.
+        n_iter_: passes over the rows.
+        history_: what `varlap.fit` returned.
+
     >>> import numpy as np
     >>> X = np.linspace(-1, 1, 50)[:, None]
     >>> model = VLRegressor(random_state=0).fit(X, np.sin(3 * X[:, 0]))
@@ -39,7 +66,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
         return self._partial_fit(X, y, sample_weight)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the mean of each row's target, and with `return_std` its standard deviation: noise and weights together.
+        """Return the mean of each row's target; with `return_std` also its standard deviation, of noise and weights.
 
         Args:
             X: the rows.
@@ -56,12 +83,10 @@ class VLRegressor(RegressorMixin, VLEstimator):
     # -- targets ----------------------------------------------------------------------------------------------------
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
-        return validate_data(
-            self, X, y, reset=reset, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True
-        )
+        return validate_data(self, X, y, reset=reset, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True)
 
     def _forget(self) -> None:
-        self._target_scaler = StandardScaler()
+        self._target_scaler: Any = StandardScaler()
 
     def _learn_targets(self, y: Any, weights: Any) -> None:
         self._one_column = y.ndim == 1

@@ -9,10 +9,10 @@ from varlap.curvature import DEFAULT, Curvature, ExactFisher
 from varlap.posterior import BNN
 
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
-EXACT = ExactFisher(every=5, memory=0.5)
+EXACT = ExactFisher(every=10, memory=0.5)
 BATCH_SIZE = 128
 FEWEST_STEPS, MOST_STEPS = 60, 4000
-STEPS_PER_ROW, STEPS_PER_ROOT = 1.5, 25.0
+STEPS_PER_ROW, STEPS_PER_ROOT = 1.0, 25.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def num_steps(num_data: float) -> int:
     """Return how many steps to take for so many rows: in proportion at first, then to their square root.
 
     >>> num_steps(10), num_steps(100), num_steps(1000), num_steps(1_000_000)
-    (60, 150, 790, 4000)
+    (60, 100, 790, 4000)
     """
     wanted = min(STEPS_PER_ROW * num_data, STEPS_PER_ROOT * math.sqrt(num_data))
     return min(max(FEWEST_STEPS, 10 * round(wanted / 10)), MOST_STEPS)
@@ -59,7 +59,7 @@ def plan(
     """Choose how to train a table, around what the user has chosen.
 
     >>> plan(150, 150, True, None, None, torch.device("cpu")).epochs
-    220
+    150
     >>> plan(10_000, 10_000, False, None, 3, torch.device("cpu")).batch_size
     128
     """

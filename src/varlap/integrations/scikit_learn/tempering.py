@@ -9,10 +9,13 @@ from sklearn.model_selection import check_cv
 
 def best_beta(estimator: Any, betas: list[float], X: Any, y: Any, weights: Any) -> dict[float, float]:
     """Return the mean negative log-likelihood of held-out rows for each β."""
-    splits = list(check_cv(estimator.cv, y, classifier=is_classifier(estimator)).split(X, y))
+    splitter: Any = check_cv(estimator.cv, y, classifier=is_classifier(estimator))
+    splits = list(splitter.split(X, y))
     scores = {}
     for beta in betas:
-        one, folds = clone(estimator).set_params(beta=beta, random_state=estimator._seed), []
+        one: Any = clone(estimator)
+        one.set_params(beta=beta, random_state=estimator._seed)
+        folds = []
         for train, test in splits:
             one.fit(X[train], y[train], None if weights is None else weights[train])
             folds.append(one._nll(X[test], y[test], None if weights is None else weights[test]))
