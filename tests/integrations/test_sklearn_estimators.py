@@ -10,6 +10,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
 from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
 from torch import nn
 
 import varlap
@@ -200,14 +201,13 @@ def test_fit_starts_anew_after_partial_fit():
 
 @pytest.mark.parametrize("kind", [varlap.VLClassifier, varlap.VLRegressor])
 def test_beta_is_chosen_by_the_likelihood_of_held_out_rows(kind):
-    model = kind(beta=[0.1, 1e4], cv=2, hidden=(4,), epochs=30, lr=0.05, random_state=0).fit(X_IRIS, Y_IRIS)
+    folds = KFold(2, shuffle=True, random_state=0)
+    model = kind(beta=[0.1, 1e4], cv=folds, hidden=(4,), epochs=30, lr=0.05, random_state=0).fit(X_IRIS, Y_IRIS)
     assert model.beta_ == 0.1
     assert model.beta_scores_[0.1] < model.beta_scores_[1e4]
 
 
 def test_score_of_a_beta_is_the_mean_log_loss_over_folds():
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
-
     model = varlap.VLClassifier(beta=[0.1], cv=3, **FEW).fit(X_IRIS, Y_IRIS)
     by_hand = varlap.VLClassifier(beta=0.1, **FEW | {"random_state": model._seed})
     scores = cross_val_score(by_hand, X_IRIS, Y_IRIS, scoring="neg_log_loss", cv=StratifiedKFold(3))

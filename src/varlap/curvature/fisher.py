@@ -250,7 +250,7 @@ def _item_gradients(bnn: BNN, part: Pass) -> Gradients:
             with installed(bnn.network, weights):
                 return bnn.outputs(x)
 
-        value, pull_back = torch.func.vjp(outputs, means)
+        value, pull_back = torch.func.vjp(outputs, means)[:2]
         return torch.vmap(lambda unit: pull_back(score_fn(value, unit[None], y))[0])(units)
 
     found = torch.vmap(rows)(batch.x, batch.y)

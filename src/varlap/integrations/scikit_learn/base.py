@@ -34,6 +34,9 @@ class VLEstimator(BaseEstimator, ABC):
     """A table's network, its posterior and its training; the targets are the subclasses' part."""
 
     default_beta: ClassVar[float]
+    default_prior: ClassVar[Prior]
+    lr_of_all_rows: ClassVar[float]
+    """where every step sees the whole table; batches have their own"""
     n_features_in_: int
 
     def __init__(
@@ -44,7 +47,7 @@ class VLEstimator(BaseEstimator, ABC):
         beta: float | Literal["cv"] | Sequence[float] | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
-        lr: float = 0.03,
+        lr: float | None = None,
         prior: Prior | None = None,
         how: Literal["mean", "linearised", "sampled"] | None = None,
         cv: Any = 5,
@@ -140,11 +143,11 @@ class VLEstimator(BaseEstimator, ABC):
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
-        bnn = BNN(network, self._likelihood(), prior=self.prior)
+        bnn = BNN(network, self._likelihood(), prior=self.default_prior if self.prior is None else self.prior)
         small = is_small(bnn, num_rows, num_outputs)
-        device = torch.device(self.device)
-        self._plan: Plan = plan(num_rows, num_data, small, self.batch_size, self.epochs, device)
-        self.bnn_ = bnn.to(device, self._plan.dtype)
+        chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
+        self._plan: Plan = plan(num_rows, num_data, small, self.lr_of_all_rows, **chosen)
+        self.bnn_ = bnn.to(self.device, self._plan.dtype)
         self.network_ = bnn.network
 
     def _own_network(self) -> nn.Module:
@@ -177,7 +180,7 @@ class VLEstimator(BaseEstimator, ABC):
                 weights=relative,
                 epochs=epochs,
                 batch_size=min(self._plan.batch_size, len(X)),
-                lr=self.lr,
+                lr=self._plan.lr,
                 schedule=schedule,
                 seed=derive_seed(self._seed, "order", self._num_calls),
                 progress="none",

@@ -11,6 +11,7 @@ from varlap.posterior import BNN
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
 EXACT = ExactFisher(every=10, memory=0.5)
 BATCH_SIZE = 128
+LR_OF_BATCHES = 0.01
 FEWEST_STEPS, MOST_STEPS = 60, 4000
 STEPS_PER_ROW, STEPS_PER_ROOT = 1.0, 25.0
 
@@ -25,6 +26,7 @@ class Plan:
 
     batch_size: int
     epochs: int
+    lr: float
     curvature: Curvature
     dtype: torch.dtype
 
@@ -32,10 +34,10 @@ class Plan:
 def hidden_units(num_data: float) -> tuple[int, ...]:
     """Return the sizes of the hidden layers for so many rows.
 
-    >>> hidden_units(100), hidden_units(50_000)
+    >>> hidden_units(100), hidden_units(10_000)
     ((50,), (100,))
     """
-    return (50,) if num_data < 2000 else (100,)
+    return (50,) if num_data < 1000 else (100,)
 
 
 def num_steps(num_data: float) -> int:
@@ -54,17 +56,31 @@ def is_small(bnn: BNN, num_rows: int, num_outputs: int) -> bool:
 
 
 def plan(
-    num_rows: int, num_data: float, small: bool, batch_size: int | None, epochs: int | None, device: torch.device
+    num_rows: int,
+    num_data: float,
+    small: bool,
+    lr_of_all_rows: float,
+    *,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    lr: float | None = None,
+    device: str = "cpu",
 ) -> Plan:
     """Choose how to train a table, around what the user has chosen.
 
-    >>> plan(150, 150, True, None, None, torch.device("cpu")).epochs
+    >>> plan(150, 150, True, 0.01).epochs
     150
-    >>> plan(10_000, 10_000, False, None, 3, torch.device("cpu")).batch_size
+    >>> plan(10_000, 10_000, False, 0.01, epochs=3).batch_size
     128
     """
     whole = small and (batch_size is None or batch_size >= num_rows)
     size = num_rows if whole else min(batch_size or BATCH_SIZE, num_rows)
     passes = epochs or max(1, round(num_steps(num_data) / math.ceil(num_rows / size)))
-    double = whole and device.type != "mps"  # which has no double precision
-    return Plan(size, passes, EXACT if whole else DEFAULT, torch.float64 if double else torch.float32)
+    double = whole and not device.startswith("mps")  # which has no double precision
+    return Plan(
+        batch_size=size,
+        epochs=passes,
+        lr=lr or (lr_of_all_rows if whole else LR_OF_BATCHES),
+        curvature=EXACT if whole else DEFAULT,
+        dtype=torch.float64 if double else torch.float32,
+    )
