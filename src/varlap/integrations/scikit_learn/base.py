@@ -171,6 +171,7 @@ class VLEstimator(BaseEstimator, ABC):
             self.beta_ * len(X) / self._num_seen,
             curvature=self._plan.curvature,
             seed=derive_seed(self._seed, "labels", self._num_calls),
+            beta_warmup_steps=self._plan.warmup_steps if schedule == "cosine" else 0,
         )
         with _one_thread(self.network is None):
             self.history_ = fit(

@@ -24,7 +24,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
         hidden: sizes of the hidden layers; by default one layer of 50 units, or of 100 from 1,000 rows on.
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
-        beta: tempering of the KL; by default 0.3. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
+        beta: tempering of the KL; by default 0.5. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
             held-out rows, a list among its own numbers.
         epochs: passes over the rows; by default by their number, from 60 to some 4,000 steps.
         batch_size: rows a step; by default all of a small table, 128 of others.
@@ -53,7 +53,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
     True
     """
 
-    default_beta = 0.3
+    default_beta = 0.5
     default_prior = EmpiricalBayesPrior()
     lr_of_all_rows = 0.03
 

@@ -12,6 +12,7 @@ MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are he
 EXACT = ExactFisher(every=10, memory=0.5)
 BATCH_SIZE = 128
 LR_OF_BATCHES = 0.01
+WARMUP = 0.3  # part of the steps
 FEWEST_STEPS, MOST_STEPS = 60, 4000
 STEPS_PER_ROW, STEPS_PER_ROOT = 1.0, 25.0
 
@@ -27,6 +28,8 @@ class Plan:
     batch_size: int
     epochs: int
     lr: float
+    warmup_steps: int
+    """over which β rises"""
     curvature: Curvature
     dtype: torch.dtype
 
@@ -80,6 +83,7 @@ def plan(
     return Plan(
         batch_size=size,
         epochs=passes,
+        warmup_steps=round(WARMUP * passes * math.ceil(num_rows / size)),
         lr=lr or (lr_of_all_rows if whole else LR_OF_BATCHES),
         curvature=EXACT if whole else DEFAULT,
         dtype=torch.float64 if double else torch.float32,
