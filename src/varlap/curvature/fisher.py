@@ -215,7 +215,8 @@ class ExactFisher:
         part = forward(bnn, batch)
         log_likelihood = part.log_likelihood_sum(bnn) / batch.size
         check_differentiable(one_tensor(part.outputs))
-        if _divisible(bnn, batch):
+        alone = isinstance(batch.x, Tensor) and len(batch.x) == batch.size
+        if alone and takes_items_at_once(bnn.network):
             return log_likelihood, ItemGradients(_item_gradients(bnn, part), batch.size)
         noise = torch.zeros_like(one_tensor(part.outputs))
         columns = []
@@ -226,14 +227,16 @@ class ExactFisher:
         return log_likelihood, SquaredGradients(columns, batch.size)
 
 
-def _divisible(bnn: BNN, batch: Batch) -> bool:
-    """Whether each item has a pass of its own by vmap, whose second derivative is known to be right.
+def takes_items_at_once(network: nn.Module) -> bool:
+    """Whether a network's items can have their gradients by vmap, twice differentiated: a plain stack of layers.
 
     Others are not trusted: under vmap torch takes fused attention, whatever backend was asked for, and gives a wrong
     second derivative without a word.
+
+    >>> takes_items_at_once(nn.Sequential(nn.Linear(2, 2), nn.Tanh())), takes_items_at_once(nn.GRU(2, 2))
+    (True, False)
     """
-    known = all(type(module) in VMAPPED for module in bnn.network.modules())
-    return known and isinstance(batch.x, Tensor) and len(batch.x) == batch.size
+    return all(type(module) in VMAPPED for module in network.modules())
 
 
 def _item_gradients(bnn: BNN, part: Pass) -> Gradients:

@@ -33,9 +33,9 @@ BETAS = (0.01, 0.03, 0.1, 0.3, 1.0)  # what "cv" chooses from
 class VLEstimator(BaseEstimator, ABC):
     """A table's network, its posterior and its training; the targets are the subclasses' part."""
 
-    default_beta: ClassVar[float]
-    default_prior: ClassVar[Prior]
-    lr_of_all_rows: ClassVar[float]
+    _default_beta: ClassVar[float]
+    _default_prior: ClassVar[Prior]
+    _lr_of_all_rows: ClassVar[float]
     """where every step sees the whole table; batches have their own"""
     n_features_in_: int
 
@@ -77,6 +77,7 @@ class VLEstimator(BaseEstimator, ABC):
         X, y = self._checked(X, y, reset=True)
         weights = self._weights(X, sample_weight)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        vars(self).pop("beta_scores_", None)
         self.beta_ = self._chosen_beta(X, y, weights)
         self._forget()
         self._learn_targets(y, weights)
@@ -96,13 +97,13 @@ class VLEstimator(BaseEstimator, ABC):
             self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             if self.beta is not None and not isinstance(self.beta, Real):
                 raise ConfigError(f"partial_fit sees too little to choose beta={self.beta!r}; give a number")
-            self.beta_ = self.default_beta if self.beta is None else float(self.beta)
+            self.beta_ = self._default_beta if self.beta is None else float(self.beta)
             self._scaler = StandardScaler()
             self._num_seen, self._num_calls = 0.0, 0
         self._learn_targets(y, weights)
         self._scaler.partial_fit(X, sample_weight=weights)
         if first:
-            self._make_network(len(X), _total(weights, X))
+            self._make_network(len(X), _total(weights, X), by_batches=True)
         self._train(X, y, weights, 1, schedule="constant")
         return self
 
@@ -138,15 +139,15 @@ class VLEstimator(BaseEstimator, ABC):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def _make_network(self, num_rows: int, num_data: float) -> None:
+    def _make_network(self, num_rows: int, num_data: float, by_batches: bool = False) -> None:
         hidden = hidden_units(num_data) if self.hidden is None else tuple(self.hidden)
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
-        bnn = BNN(network, self._likelihood(), prior=self.default_prior if self.prior is None else self.prior)
-        small = is_small(bnn, num_rows, num_outputs)
+        bnn = BNN(network, self._likelihood(), prior=self._default_prior if self.prior is None else self.prior)
+        small = is_small(bnn, num_rows, num_outputs) and not by_batches
         chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
-        self._plan: Plan = plan(num_rows, num_data, small, self.lr_of_all_rows, **chosen)
+        self._plan: Plan = plan(num_rows, num_data, small, self._lr_of_all_rows, **chosen)
         self.bnn_ = bnn.to(self.device, self._plan.dtype)
         self.network_ = bnn.network
 
@@ -180,7 +181,7 @@ class VLEstimator(BaseEstimator, ABC):
                 (self._inputs(X), self._encoded(y)),
                 weights=relative,
                 epochs=epochs,
-                batch_size=min(self._plan.batch_size, len(X)),
+                batch_size=self._plan.batch_size,
                 lr=self._plan.lr,
                 schedule=schedule,
                 seed=derive_seed(self._seed, "order", self._num_calls),
@@ -190,7 +191,7 @@ class VLEstimator(BaseEstimator, ABC):
 
     def _chosen_beta(self, X: Any, y: Any, weights: Any) -> float:
         if self.beta is None or isinstance(self.beta, Real):
-            return self.default_beta if self.beta is None else float(self.beta)
+            return self._default_beta if self.beta is None else float(self.beta)
         betas: Any = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
         if isinstance(betas, str) or not len(betas):
             raise ConfigError(

@@ -27,7 +27,7 @@ class VLClassifier(ClassifierMixin, VLEstimator):
             inputs. A `def` can be pickled, a lambda cannot.
         beta: tempering of the KL; by default 0.03. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
             held-out rows, a list among its own numbers.
-        epochs: passes over the rows; by default by their number, from 60 to some 4,000 steps.
+        epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
         batch_size: rows a step; by default all of a small table, 128 of others.
         lr: learning rate of Adam, which falls to zero along a cosine; by default 0.01.
         prior: of the weights, such as `varlap.EmpiricalBayesPrior()`; by default `varlap.FanInPrior()`.
@@ -55,9 +55,9 @@ class VLClassifier(ClassifierMixin, VLEstimator):
            [0., 0., 1.]])
     """
 
-    default_beta = 0.03
-    default_prior = FanInPrior()
-    lr_of_all_rows = 0.01
+    _default_beta = 0.03
+    _default_prior = FanInPrior()
+    _lr_of_all_rows = 0.01
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one more pass, over these rows.

@@ -26,7 +26,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
             inputs. A `def` can be pickled, a lambda cannot.
         beta: tempering of the KL; by default 0.5. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
             held-out rows, a list among its own numbers.
-        epochs: passes over the rows; by default by their number, from 60 to some 4,000 steps.
+        epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
         batch_size: rows a step; by default all of a small table, 128 of others.
         lr: learning rate of Adam, which falls to zero along a cosine; by default 0.03 where each step sees all
             rows, 0.01 for batches.
@@ -53,9 +53,9 @@ class VLRegressor(RegressorMixin, VLEstimator):
     True
     """
 
-    default_beta = 0.5
-    default_prior = EmpiricalBayesPrior()
-    lr_of_all_rows = 0.03
+    _default_beta = 0.5
+    _default_prior = EmpiricalBayesPrior()
+    _lr_of_all_rows = 0.03
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take one more pass, over these rows.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from varlap.curvature import DEFAULT, Curvature, ExactFisher
+from varlap.curvature.fisher import takes_items_at_once
 from varlap.posterior import BNN
 
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
@@ -13,7 +14,7 @@ EXACT = ExactFisher(every=10, memory=0.5)
 BATCH_SIZE = 128
 LR_OF_BATCHES = 0.01
 WARMUP = 0.3  # part of the steps
-FEWEST_STEPS, MOST_STEPS = 60, 4000
+FEWEST_STEPS, MOST_STEPS = 80, 4000
 STEPS_PER_ROW, STEPS_PER_ROOT = 1.0, 25.0
 
 
@@ -47,15 +48,20 @@ def num_steps(num_data: float) -> int:
     """Return how many steps to take for so many rows: in proportion at first, then to their square root.
 
     >>> num_steps(10), num_steps(100), num_steps(1000), num_steps(1_000_000)
-    (60, 100, 790, 4000)
+    (80, 100, 790, 4000)
     """
     wanted = min(STEPS_PER_ROW * num_data, STEPS_PER_ROOT * math.sqrt(num_data))
     return min(max(FEWEST_STEPS, 10 * round(wanted / 10)), MOST_STEPS)
 
 
 def is_small(bnn: BNN, num_rows: int, num_outputs: int) -> bool:
-    """Whether a table is small enough for the exact Fisher of all its rows."""
-    return num_rows * num_outputs * bnn.num_weights() <= MOST_EXACT_ENTRIES
+    """Whether a table is small enough for the exact Fisher of all its rows, and its network plain enough.
+
+    >>> from torch import nn
+    >>> is_small(BNN(nn.Linear(4, 3)), 150, 3), is_small(BNN(nn.Linear(4, 3)), 10**6, 3)
+    (True, False)
+    """
+    return takes_items_at_once(bnn.network) and num_rows * num_outputs * bnn.num_weights() <= MOST_EXACT_ENTRIES
 
 
 def plan(
@@ -77,7 +83,7 @@ def plan(
     128
     """
     whole = small and (batch_size is None or batch_size >= num_rows)
-    size = num_rows if whole else min(batch_size or BATCH_SIZE, num_rows)
+    size = num_rows if whole else batch_size or BATCH_SIZE
     passes = epochs or max(1, round(num_steps(num_data) / math.ceil(num_rows / size)))
     double = whole and not device.startswith("mps")  # which has no double precision
     return Plan(
