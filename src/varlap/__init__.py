@@ -1,6 +1,7 @@
 """Variational Laplace for PyTorch: train any network as a Bayesian neural network without sampling its weights."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.1.0.dev0"
@@ -18,6 +19,7 @@ _HOMES = {
         "hessian_diagonal",
     ),
     "likelihoods": ("Bernoulli", "Categorical", "Gaussian", "Heteroscedastic", "Likelihood", "Poisson", "Prediction"),
+    "integrations.scikit_learn": ("VLClassifier", "VLRegressor"),
     "metrics": ("evaluate",),
     "models": ("find_kinks", "smooth"),
     "objectives": (
@@ -36,9 +38,12 @@ _HOMES = {
     "training": ("FitSettings", "History", "TrainingStep", "adam", "fit", "load"),
 }
 _MODULES = ("data", "errors", "metrics", "models", "plot", "report")
+_NEEDS = {"integrations.scikit_learn": "sklearn"}  # where it is missing, `from varlap import *` goes without the names
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted((*_HOME_OF, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll]
+_MISSING = {home for home, package in _NEEDS.items() if find_spec(package) is None}
+
+__all__ = sorted((*(name for name, home in _HOME_OF.items() if home not in _MISSING), *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,10 @@ from varlap.curvature import (
     fisher_diagonal as fisher_diagonal,
     hessian_diagonal as hessian_diagonal,
 )
+from varlap.integrations.scikit_learn import (
+    VLClassifier as VLClassifier,
+    VLRegressor as VLRegressor,
+)
 from varlap.likelihoods import (
     Bernoulli as Bernoulli,
     Categorical as Categorical,

@@ -476,3 +476,31 @@ def test_settings_that_cannot_be_right_are_refused(kind, settings, message):
 def test_choices_that_do_not_exist_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         varlap.Fisher(**settings)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "heteroscedastic", "poisson", "bernoulli"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_exact_fisher_of_all_items_at_once_equals_that_of_one_by_one(likelihood, weighted, monkeypatch):
+    """Values and all gradients, those of a learnt noise among them."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, dtype=torch.float64)
+    y = {"categorical": torch.arange(6) % 4, "heteroscedastic": torch.randn(6, 2).double()}
+    y = y.get(likelihood, torch.randint(0, 2, (6, 4)).double())
+    weights = torch.rand(6).double() if weighted else None
+    bnn = varlap.BNN(varlap.models.mlp(3, 4, (5,), nn.Tanh).double(), likelihood)
+    found = []
+    for known in (fisher.VMAPPED, ()):
+        monkeypatch.setattr(fisher, "VMAPPED", known)
+        bnn.zero_grad()
+        terms = varlap.VL(6, beta=0.0, curvature=varlap.ExactFisher())(bnn, x, y, weights=weights)
+        terms.loss.backward()
+        found.append([terms.curvature, *(p.grad.clone() for p in bnn.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_memory_of_the_exact_fisher_is_checked():
+    with pytest.raises(ConfigError, match=r"ExactFisher\(memory=1.5\) must be in \[0, 1\)"):
+        varlap.ExactFisher(memory=1.5)
+    with pytest.raises(ConfigError, match=r"ExactFisher\(every=0\) must be a whole number of steps"):
+        varlap.ExactFisher(every=0)

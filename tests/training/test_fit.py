@@ -1,9 +1,16 @@
 """`fit` trains, repeats itself, and refuses what cannot be right."""
 
+import contextlib
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import varlap
+from varlap.errors import BatchError, ConfigError
+from varlap.training.source import as_source
 
 
 def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,3 +143,41 @@ def test_a_loader_that_shuffles_by_itself_is_named(caplog: pytest.LogCaptureFixt
 def test_epochs_are_needed():
     with pytest.raises(varlap.errors.ConfigError, match="fit needs epochs"):
         varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), _blobs())
+
+
+# ---- weights ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [12, 5])
+def test_weights_reach_the_objective_with_the_items_they_belong_to(batch_size):
+    x, y, weights = torch.randn(12, 2).double(), torch.arange(12) % 3, torch.rand(12).double()
+    network = nn.Linear(2, 3).double()
+    settings = {"epochs": 1, "batch_size": batch_size, "optimizer": "SGD", "schedule": "constant", "progress": "none"}
+    fitted, by_hand = varlap.BNN(copy.deepcopy(network)), varlap.BNN(network)
+    varlap.fit(fitted, varlap.MAP(12), (x, y), weights=weights.numpy(), lr=0.1, **settings)
+    source = as_source((x, y), batch_size=batch_size, seed=0, device=torch.device("cpu"), weights=weights)
+    optimizer = torch.optim.SGD(by_hand.network.parameters(), lr=0.1)
+    for step, (x_part, y_part, weights_part) in enumerate(source.epoch(0, 0)):
+        matches = (x_part[:, None] == x).all(2).float().argmax(1)
+        torch.testing.assert_close(weights_part, weights[matches])
+        optimizer.zero_grad()
+        varlap.MAP(12)(by_hand, x_part, y_part, step=step, weights=weights_part).loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(fitted.network.weight, by_hand.network.weight)
+
+
+def test_weights_are_part_of_what_a_run_is(tmp_path):
+    x, y = torch.randn(12, 2), torch.arange(12) % 3
+    for weights, refused in ((torch.ones(12), False), (torch.rand(12), True)):
+        bnn = varlap.BNN(nn.Linear(2, 3))
+        with pytest.raises(ConfigError) if refused else contextlib.nullcontext():
+            varlap.fit(bnn, varlap.MAP(12), (x, y), weights=weights, epochs=1, out=tmp_path / "run", progress="none")
+
+
+def test_weights_that_fit_no_items_are_refused():
+    x, y = torch.randn(12, 2), torch.arange(12) % 3
+    bnn = varlap.BNN(nn.Linear(2, 3))
+    with pytest.raises(BatchError, match=r"fit\(weights=...\) must have shape \(12,\), one per item, got \(11,\)"):
+        varlap.fit(bnn, varlap.MAP(12), (x, y), weights=torch.ones(11), epochs=1)
+    with pytest.raises(ConfigError, match=r"fit\(weights=...\) goes with a tuple \(x, y\) of arrays.*objective\(bnn"):
+        varlap.fit(bnn, varlap.MAP(12), TensorDataset(x, y), weights=torch.ones(12), epochs=1)

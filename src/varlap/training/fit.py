@@ -29,6 +29,7 @@ def fit(
     objective: Objective,
     train: Any,
     *,
+    weights: Any = None,
     validation: Any = None,
     augment: Augmentation | None = None,
     out: str | Path | None = None,
@@ -49,6 +50,8 @@ def fit(
         objective: VL, VI, MAP or VLHessian.
         train: a tuple (x, y) of tensors or arrays, which are moved to the device once; a map-style Dataset; or a
             DataLoader (one that shuffles by itself cannot be carried on exactly).
+        weights: one for each item of a tuple (x, y), which multiplies its log-likelihood; their square root enters the
+            sampled gradient. N stays the objective's `num_data`.
         validation: data to score after each epoch, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
             `varlap.data.crop_and_flip`.
@@ -93,6 +96,7 @@ def fit(
         device=bnn.device,
         num_workers=chosen.num_workers,
         share=share,
+        weights=None if weights is None else torch.as_tensor(weights).to(next(bnn.network.parameters()).dtype),
     )
     _check_data(bnn, objective, source, world, chosen, augment)
     if isinstance(progress, str):

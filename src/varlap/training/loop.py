@@ -134,8 +134,8 @@ class Loop:
 
     def _train_epoch(self, epoch: int, first: int, stop: StopRequests) -> None:
         started, state, num_batches = time.perf_counter(), self._state, first
-        for x, y in self.source.epoch(epoch, first):
-            self._take(x, y)
+        for x, y, weights in self.source.epoch(epoch, first):
+            self._take(x, y, weights)
             num_batches += 1
             last_of_epoch = state.step % self.source.steps_per_epoch == 0
             if requested := self._stop_requested(stop):
@@ -158,7 +158,7 @@ class Loop:
             )
         self._end_epoch(epoch, time.perf_counter() - started)
 
-    def _take(self, x: Any, y: Any) -> None:
+    def _take(self, x: Any, y: Any, weights: Tensor | None) -> None:
         bnn, state, number = self.bnn, self._state, self._state.step
         factor = self.settings.lr_factor(number / self._total)
         _set_rates(self.optimizer, [rate * factor for rate in self._rates])
@@ -168,7 +168,7 @@ class Loop:
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         if self.augment is not None and num_items:
             x = self.augment(x, Streams(self.settings.seed, number).generator("augment", bnn.device))
-        values = self._step.take(x, y, number=number)
+        values = self._step.take(x, y, number=number, weights=weights)
         log_likelihood, curvature, kl, sound = values
         elbo = combine(log_likelihood, curvature, kl, self.objective.beta_at(number))
         row = torch.stack([elbo, log_likelihood, curvature, kl, torch.ones_like(kl), torch.zeros_like(kl)])

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSam
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors, count_items
-from varlap.errors import ConfigError
+from varlap.errors import BatchError, ConfigError
 from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 NUM_FINGERPRINTED = 256  # items that tell one data set from another
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+Weighted = tuple[Any, Any, Tensor | None]
 
 
 class Source(Protocol):
@@ -37,13 +38,20 @@ class Source(Protocol):
         """Return what tells these data from others, as far as that is cheap."""
         ...
 
-    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
-        """Yield an epoch's batches from number `first` on."""
+    def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
+        """Yield an epoch's batches from number `first` on: inputs, targets and, where given, a weight for each item."""
         ...
 
 
 def as_source(
-    train: Any, *, batch_size: int, seed: int, device: torch.device, num_workers: int = 0, share: slice = slice(None)
+    train: Any,
+    *,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+    num_workers: int = 0,
+    share: slice = slice(None),
+    weights: Tensor | None = None,
 ) -> Source:
     """Choose how to read training data.
 
@@ -54,18 +62,31 @@ def as_source(
         device: where arrays are put, whole and once.
         num_workers: processes that read a Dataset.
         share: which items of each batch this rank takes.
+        weights: one for each item of a tuple (x, y).
 
     >>> source = as_source((torch.zeros(5, 2), torch.arange(5)), batch_size=2, seed=0, device=torch.device("cpu"))
-    >>> source.steps_per_epoch, [len(y) for _, y in source.epoch(0, first=1)]
+    >>> source.steps_per_epoch, [len(y) for _, y, _ in source.epoch(0, first=1)]
     (3, [2, 1])
     """
     if isinstance(train, tuple | list) and len(train) == 2 and not isinstance(train[1], tuple | list):
         x, y = (_single_precision(part, tensor) for part, tensor in zip(train, as_tensors(train), strict=True))
-        return Arrays((x, y), batch_size, seed, device, share)
+        return Arrays((x, y), batch_size, seed, device, share, _checked_weights(weights, y))
+    if weights is not None:
+        raise ConfigError(
+            "fit(weights=...) goes with a tuple (x, y) of arrays, whose items it counts; for other data pass weights "
+            "to the objective in a loop of your own: objective(bnn, x, y, weights=w)"
+        )
     if isinstance(train, Dataset):
         count_items(train)  # refuses what has no length
         return _Items(train, batch_size, seed, num_workers, share)
     return _Loader(train, share)
+
+
+def _checked_weights(weights: Tensor | None, y: Any) -> Tensor | None:
+    num_items = tree.leading_size(y) or 0
+    if weights is not None and weights.shape != (num_items,):
+        raise BatchError(f"fit(weights=...) must have shape ({num_items},), one per item, got {tuple(weights.shape)}")
+    return weights
 
 
 def _single_precision(given: Any, tensors: Any) -> Any:
@@ -78,8 +99,17 @@ def _single_precision(given: Any, tensors: Any) -> Any:
 class Arrays:
     """Tensors on the device, in an order drawn for each epoch."""
 
-    def __init__(self, pair: Any, batch_size: int, seed: int, device: torch.device, share: slice) -> None:
+    def __init__(
+        self,
+        pair: Any,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        share: slice,
+        weights: Tensor | None = None,
+    ) -> None:
         self._x, self._y = (tree.to_device(part, device) for part in pair)
+        self._weights = None if weights is None else weights.to(device)
         self.num_items = count_items((self._x, self._y))
         self.steps_per_epoch = -(-self.num_items // batch_size)
         self.num_items_of_last = self.num_items - batch_size * (self.steps_per_epoch - 1)
@@ -94,7 +124,8 @@ class Arrays:
         """Return the number of items and a hash of some of them."""
         some = torch.linspace(0, self.num_items - 1, min(self.num_items, NUM_FINGERPRINTED)).long().to(self._device)
         digest = hashlib.sha256()
-        for name, tensor in tree.named_tensors((self._x, self._y), "data"):
+        data = (self._x, self._y) if self._weights is None else (self._x, self._y, self._weights)
+        for name, tensor in tree.named_tensors(data, "data"):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor[some].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return {"num_items": self.num_items, "fingerprint": digest.hexdigest()[:16]}
@@ -104,12 +135,13 @@ class Arrays:
         """All targets, in the order they were given."""
         return self._y
 
-    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+    def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
         """Yield an epoch's batches from number `first` on."""
         order = epoch_order(self.num_items, self._seed, epoch).to(self._device)
         for items in order.split(self.batch_size)[first:]:
             part = items[self._share]
-            yield tree.take(self._x, part), tree.take(self._y, part)
+            weights = None if self._weights is None else self._weights[part]
+            yield tree.take(self._x, part), tree.take(self._y, part), weights
 
 
 class _Items:
@@ -126,11 +158,12 @@ class _Items:
     def describe(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "data_set": type(self._dataset).__name__}
 
-    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+    def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
         batches = epoch_order(self.num_items, self._seed, epoch).split(self.batch_size)[first:]
         shares = [batch[self._share].tolist() for batch in batches]
         for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch), strict=True):
-            yield (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
+            pair = (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
+            yield *pair, None
 
     def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
         generator = Streams(self._seed, epoch).generator("workers", "cpu")
@@ -164,10 +197,11 @@ class _Loader:
     def describe(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "steps_per_epoch": self.steps_per_epoch}
 
-    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:  # noqa: ARG002
+    def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:  # noqa: ARG002
         for index, (x, y) in enumerate(self._batches):
             if index >= first:
-                yield (x, y) if self._share == slice(None) else (tree.take(x, self._share), tree.take(y, self._share))
+                whole = self._share == slice(None)
+                yield *((x, y) if whole else (tree.take(x, self._share), tree.take(y, self._share))), None
 
 
 def epoch_order(num_items: int, seed: int, epoch: int) -> Tensor:

@@ -1,0 +1,13 @@
+"""`VLClassifier` and `VLRegressor`: Variational Laplace as scikit-learn estimators."""
+
+from varlap.errors import missing_extra
+
+try:
+    import sklearn  # noqa: F401
+except ImportError as error:
+    raise missing_extra("sklearn", "varlap.VLClassifier and varlap.VLRegressor") from error
+
+from varlap.integrations.scikit_learn.classifier import VLClassifier
+from varlap.integrations.scikit_learn.regressor import VLRegressor
+
+__all__ = ["VLClassifier", "VLRegressor"]

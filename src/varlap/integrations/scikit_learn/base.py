@@ -1,0 +1,242 @@
+"""What both estimators share: checks, standardised inputs, the network, training and the choice of β."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from varlap.errors import ConfigError
+from varlap.integrations.scikit_learn.sizing import Plan, hidden_units, is_small, plan
+from varlap.integrations.scikit_learn.tempering import best_beta
+from varlap.likelihoods import Likelihood, Prediction
+from varlap.models import mlp
+from varlap.objectives import VL
+from varlap.posterior import BNN, Prior
+from varlap.streams import Streams, derive_seed
+from varlap.training import fit
+
+NetworkFn = Callable[[int, int], nn.Module]
+ROWS_AT_ONCE = 1024  # of a prediction
+MOST_WEIGHTS_IN_CLOSED_FORM = 2**20
+BETAS = (0.01, 0.03, 0.1, 0.3, 1.0)  # what "cv" chooses from
+
+
+class VLEstimator(BaseEstimator, ABC):
+    """A table's network, its posterior and its training; the targets are the subclasses' part."""
+
+    _default_beta: ClassVar[float]
+    _default_prior: ClassVar[Prior]
+    _lr_of_all_rows: ClassVar[float]
+    """where every step sees the whole table; batches have their own"""
+    n_features_in_: int
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        *,
+        network: NetworkFn | None = None,
+        beta: float | Literal["cv"] | Sequence[float] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        prior: Prior | None = None,
+        how: Literal["mean", "linearised", "sampled"] | None = None,
+        cv: Any = 5,
+        device: str = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        self.hidden = hidden
+        self.network = network
+        self.beta = beta
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.prior = prior
+        self.how = how
+        self.cv = cv
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on a table from scratch.
+
+        Args:
+            X: one row for each item, one column for each feature; an array or a DataFrame.
+            y: the targets.
+            sample_weight: one for each row: a weight of 2 counts like the row given twice, one of 0 like none.
+        """
+        X, y = self._checked(X, y, reset=True)
+        weights = self._weights(X, sample_weight)
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        vars(self).pop("beta_scores_", None)
+        self.beta_ = self._chosen_beta(X, y, weights)
+        self._forget()
+        self._learn_targets(y, weights)
+        self._scaler = StandardScaler()
+        self._scaler.fit(X, sample_weight=weights)
+        self._num_seen, self._num_calls = 0.0, 0
+        self._make_network(len(X), _total(weights, X))
+        self._train(X, y, weights, self._plan.epochs, schedule="cosine")
+        return self
+
+    def _partial_fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Take one more pass, over these rows; N counts all rows seen so far."""
+        first = not hasattr(self, "bnn_")
+        X, y = self._checked(X, y, reset=first)
+        weights = self._weights(X, sample_weight)
+        if first:
+            self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            if self.beta is not None and not isinstance(self.beta, Real):
+                raise ConfigError(f"partial_fit sees too little to choose beta={self.beta!r}; give a number")
+            self.beta_ = self._default_beta if self.beta is None else float(self.beta)
+            self._scaler = StandardScaler()
+            self._num_seen, self._num_calls = 0.0, 0
+        self._learn_targets(y, weights)
+        self._scaler.partial_fit(X, sample_weight=weights)
+        if first:
+            self._make_network(len(X), _total(weights, X), by_batches=True)
+        self._train(X, y, weights, 1, schedule="constant")
+        return self
+
+    # -- what the subclasses say ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
+        """Return arrays of the right shapes and types, or say what is wrong."""
+
+    @abstractmethod
+    def _learn_targets(self, y: Any, weights: Any) -> None:
+        """Learn what the targets are encoded by: their classes, or their mean and scale."""
+
+    @abstractmethod
+    def _encoded(self, y: Any) -> Tensor:
+        """Return targets as the likelihood takes them."""
+
+    @abstractmethod
+    def _likelihood(self) -> Likelihood:
+        """Make the likelihood of the encoded targets."""
+
+    @property
+    @abstractmethod
+    def _num_outputs(self) -> int:
+        """How many outputs the network has."""
+
+    @abstractmethod
+    def _nll(self, X: Any, y: Any, sample_weight: Any) -> float:
+        """Return the mean negative log-likelihood of targets, by which β is chosen."""
+
+    def _forget(self) -> None:
+        """Drop what an earlier fit has learnt of the targets."""
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def _make_network(self, num_rows: int, num_data: float, by_batches: bool = False) -> None:
+        hidden = hidden_units(num_data) if self.hidden is None else tuple(self.hidden)
+        num_inputs, num_outputs = self.n_features_in_, self._num_outputs
+        with Streams(self._seed, 0).around_network(torch.device("cpu")):
+            network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
+        bnn = BNN(network, self._likelihood(), prior=self._default_prior if self.prior is None else self.prior)
+        small = is_small(bnn, num_rows, num_outputs) and not by_batches
+        chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
+        self._plan: Plan = plan(num_rows, num_data, small, self._lr_of_all_rows, **chosen)
+        self.bnn_ = bnn.to(self.device, self._plan.dtype)
+        self.network_ = bnn.network
+
+    def _own_network(self) -> nn.Module:
+        assert self.network is not None
+        network = self.network(self.n_features_in_, self._num_outputs)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(
+                f"{type(self).__name__}(network=...) must make an nn.Module of (num_inputs, num_outputs), but it "
+                f"returned {type(network).__name__}"
+            )
+        return network
+
+    def _train(self, X: Any, y: Any, weights: Any, epochs: int, schedule: str) -> None:
+        total = _total(weights, X)
+        self._num_seen += total
+        self._num_calls += 1
+        # Weights of mean 1 beside N rows, with β scaled to their true sum, which need be no whole number.
+        relative = None if weights is None else weights * (len(X) / total)
+        objective = VL(
+            len(X),
+            self.beta_ * len(X) / self._num_seen,
+            curvature=self._plan.curvature,
+            seed=derive_seed(self._seed, "labels", self._num_calls),
+            beta_warmup_steps=self._plan.warmup_steps if schedule == "cosine" else 0,
+        )
+        with _one_thread(self.network is None):
+            self.history_ = fit(
+                self.bnn_,
+                objective,
+                (self._inputs(X), self._encoded(y)),
+                weights=relative,
+                epochs=epochs,
+                batch_size=self._plan.batch_size,
+                lr=self._plan.lr,
+                schedule=schedule,
+                seed=derive_seed(self._seed, "order", self._num_calls),
+                progress="none",
+            )
+        self.n_iter_ = len(self.history_.epochs) + (self.n_iter_ if self._num_calls > 1 else 0)
+
+    def _chosen_beta(self, X: Any, y: Any, weights: Any) -> float:
+        if self.beta is None or isinstance(self.beta, Real):
+            return self._default_beta if self.beta is None else float(self.beta)
+        betas: Any = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
+        if isinstance(betas, str) or not len(betas):
+            raise ConfigError(
+                f"{type(self).__name__}(beta={self.beta!r}): give a number, 'cv', or the numbers that cross-validation "
+                "chooses from, such as [0.03, 0.1, 0.3]"
+            )
+        self.beta_scores_ = best_beta(self, [float(beta) for beta in betas], X, y, weights)
+        return min(self.beta_scores_, key=self.beta_scores_.__getitem__)
+
+    def _weights(self, X: Any, sample_weight: Any) -> Any:
+        if sample_weight is None:
+            return None
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weights < 0).any() or not weights.sum() > 0:
+            raise ConfigError("sample_weight must not be negative, and not all of it zero")
+        return weights
+
+    # -- prediction -------------------------------------------------------------------------------------------------
+
+    def _inputs(self, X: Any) -> Tensor:
+        standardised = self._scaler.transform(X)
+        return torch.as_tensor(np.asarray(standardised), dtype=self._plan.dtype)
+
+    def _prediction(self, X: Any, how: Any) -> Prediction:
+        check_is_fitted(self, "bnn_")
+        X = validate_data(self, X, reset=False)
+        options: dict[str, Any] = {"batch_size": ROWS_AT_ONCE}
+        if how == "linearised" and self.bnn_.num_weights() <= MOST_WEIGHTS_IN_CLOSED_FORM:
+            options["closed_form"] = True
+        with _one_thread(self.network is None):
+            return self.bnn_.predict(self._inputs(X), how=how, **options)
+
+
+def _total(weights: Any, X: Any) -> float:
+    return float(len(X) if weights is None else weights.sum())
+
+
+@contextlib.contextmanager
+def _one_thread(wanted: bool) -> Iterator[None]:
+    """Compute in one thread: for a small network more are slower, and another number of them gives other bits."""
+    before = torch.get_num_threads()
+    try:
+        if wanted:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(before)
