@@ -24,7 +24,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same start in both
     digits = varlap.data.load("digits")
-    train = TensorDataset(digits.train_images.flatten(1), digits.train_labels)
+    x, y = digits.train_images.flatten(1), digits.train_labels
+    train, held_out = TensorDataset(x[180:], y[180:]), TensorDataset(x[:180], y[:180])  # these choose the checkpoint
     test = TensorDataset(digits.test_images.flatten(1), digits.test_labels)
 
     bnn = varlap.BNN(varlap.models.mlp(64, 10))
@@ -43,7 +44,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     loader = DataLoader(train, batch_size=32, sampler=FitSampler(train))  # 32 in each process
-    trainer.fit(module, loader, DataLoader(test, batch_size=180))
+    trainer.fit(module, loader, DataLoader(held_out, batch_size=180))
 
     if trainer.is_global_zero:
         again = varlap.load(best.best_model_path, varlap.models.mlp(64, 10))

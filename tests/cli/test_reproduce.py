@@ -115,8 +115,8 @@ def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "data" / "cifar10.npz").write_bytes(b"never read")
     monkeypatch.setenv("VARLAP_DATA", str(tmp_path / "data"))
     store = Store(tmp_path / "runs")
-    for result in made_sweep((0.003, 0.01, 0.03, 0.1, 0.3), num_epochs=50):
+    for result in made_sweep((0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), num_epochs=50):
         store.put(result)
     said = json.loads(_run("table-1", "--data", "cifar10", "--epochs", "50", "--out", str(store.folder), "--json"))
-    assert (said["runs"], said["computed"]) == (15, 0)
+    assert (said["runs"], said["computed"]) == (21, 0)
     assert said["sections"][0]["tables"]["Table 2"]["rows"][0]["scores"]["paper_seconds"]["shown"] == "114.9"

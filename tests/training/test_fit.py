@@ -181,3 +181,11 @@ def test_weights_that_fit_no_items_are_refused():
         varlap.fit(bnn, varlap.MAP(12), (x, y), weights=torch.ones(11), epochs=1)
     with pytest.raises(ConfigError, match=r"fit\(weights=...\) goes with a tuple \(x, y\) of arrays.*objective\(bnn"):
         varlap.fit(bnn, varlap.MAP(12), TensorDataset(x, y), weights=torch.ones(12), epochs=1)
+
+
+def test_a_validation_nll_that_is_no_number_is_never_the_best(monkeypatch, tmp_path):
+    nlls = iter([float("nan"), 0.5, 0.4, float("inf"), 0.3])
+    scores = lambda *_, **__: {"nll": next(nlls)}  # noqa: E731
+    monkeypatch.setattr("varlap.training.loop.evaluate", scores)
+    _, history = _fit(epochs=5, validation=_blobs(), patience=2, keep="best", out=tmp_path)
+    assert len(history.epochs) == 5, "neither stopped by the NaN nor kept from writing its checkpoints"

@@ -31,7 +31,7 @@ NAMES: dict[Key, str] = {
 PAPERS: tuple[Key, ...] = (("vl", "mean"), ("vi", "mean"), ("vi", "sampled"), ("map", "mean"))
 """The rows of the paper's Table 1, by which β is chosen for the final runs."""
 
-LAPLACE_BETAS = (0.0003, 0.001, 0.003, 0.01, 0.1)
+LAPLACE_BETAS = (0.0003, 0.001, 0.003, 0.01, 0.1, 1.0)
 """what β of variances that are set after training is chosen from, by held-out images"""
 NUM_DRAWS = 10  # as many as the paper has for VI
 MOST_TO_CHOOSE_BY = 2_000  # held-out images that choose β of the variances

@@ -247,7 +247,7 @@ class Loop:
     def _judge(self, nll: float) -> None:
         """Remember the best validation NLL, and stop where there was no better one for too long."""
         state = self._state
-        if state.best_nll is None or nll < state.best_nll:
+        if math.isfinite(nll) and (state.best_nll is None or nll < state.best_nll):
             state.best_nll, state.epochs_since_best = nll, 0
             if self.settings.keep == "best":
                 state.best = {name: tensor.detach().clone() for name, tensor in self.bnn.state_dict().items()}
@@ -256,7 +256,7 @@ class Loop:
         patience = self.settings.patience
         if patience is not None and state.epochs_since_best >= patience:
             state.stopped = True
-            log.info("stopped early: no better validation NLL than %.4f for %d epochs", state.best_nll, patience)
+            log.info("stopped early: no better validation NLL than %s for %d epochs", state.best_nll, patience)
 
     def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint. A full disk does not end the training; only the last one must be written."""

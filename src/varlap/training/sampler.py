@@ -14,7 +14,8 @@ class FitSampler(DistributedSampler[int]):
 
     A run that is stopped after an epoch thus carries on exactly, without any random state in its checkpoint. Under
     torch.distributed each rank gets its share, by turns as in `fit`; where the items cannot be shared evenly, the first
-    ones of the epoch come twice, as in torch's `DistributedSampler`. Lightning and accelerate call `set_epoch`.
+    ones of the epoch come twice, as in torch's `DistributedSampler`. Lightning calls `set_epoch`. Not
+    for accelerate, which shares batches out by itself: of a share it would share again.
 
     Args:
         data: the data set, or anything else of its length.
