@@ -225,7 +225,7 @@ def test_a_pickle_without_its_model_is_refused_unread(tmp_path: Path):
             return Path.touch, (tmp_path / "code ran",)
 
     torch.save({"state_dict": Trap()}, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match=r"a\.ckpt is a file, which varlap never unpickles.*\(a\.model\)"):
+    with pytest.raises(CheckpointError, match=r"a\.ckpt is a file, which varlap does not read.*\(a\.model\)"):
         varlap.load(tmp_path / "a.ckpt", network())
     assert not (tmp_path / "code ran").exists()
 

@@ -143,7 +143,7 @@ def _beside(file: Path) -> Path:
     folder = beside(file.resolve())  # Lightning's last.ckpt may be a link to the newest one
     if not folder.is_dir():
         raise CheckpointError(
-            f"{file} is a file, which varlap never unpickles, and the model that LightningBNN writes beside it is not "
+            f"{file} is a file, which varlap does not read, and the model that LightningBNN writes beside it is not "
             f"there ({folder.name}); give a folder that BNN.save wrote"
         )
     return folder
