@@ -1,7 +1,6 @@
 """One run of an experiment, from data to result; a run that was stopped is carried on."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import shutil
@@ -71,7 +70,7 @@ def run(
         validation=task.held_out,
         augment=augmentation(task.images, task.normalise) if spec.augment else None,
         out=folder,
-        label=dataclasses.asdict(spec),
+        label=spec.stated(),
         progress=progress,
         time_limit_s=time_limit_s,
         epochs=spec.epochs,
