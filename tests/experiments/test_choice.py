@@ -49,6 +49,43 @@ def test_a_choice_is_by_the_mean_over_seeds_and_a_nan_is_never_chosen():
     assert choice.beta == 0.1
 
 
+def _scored(beta: float, seed: int, nll: float):
+    made = made_result("vl", beta, seed=seed)
+    return dataclasses.replace(made, validation={"mean": {"nll": nll}}, test={"mean": {"nll": nll}})
+
+
+def _diverged(method: str, beta: float, **spec):
+    made = made_result(method, beta, **spec)
+    return dataclasses.replace(made, test={}, validation={}, history=(), ood=None, failure="the loss is NaN")
+
+
+def test_beta_are_compared_by_the_seeds_that_all_have():
+    unlucky = [_scored(0.01, 0, 0.30), _scored(0.01, 1, 0.90), _scored(0.1, 0, 0.35)]
+    choice = choose(unlucky, "mean")
+    assert choice is not None
+    assert (choice.beta, choice.by_test[0].spec.beta, choice.num_trials) == (0.01, 0.01, 2)
+    assert [run.spec.seed for run in choice.by_validation] == [0, 1]  # all that were run there are shown
+
+
+def test_beta_that_share_no_seed_are_compared_by_the_one_that_most_have():
+    choice = choose([_scored(0.01, 1, 0.1), _scored(0.03, 0, 0.4), _scored(0.1, 0, 0.3)], "mean")
+    assert choice is not None
+    assert (choice.beta, choice.num_trials) == (0.1, 2)
+    choice = choose([_scored(0.01, 1, 0.1), _scored(0.03, 0, 0.4)], "mean")
+    assert choice is not None
+    assert (choice.beta, choice.num_trials) == (0.03, 1)
+
+
+def test_a_run_that_diverged_is_a_trial_that_is_never_chosen():
+    choice = choose([_diverged("vl", 0.01), _scored(0.1, 0, 9.0)], "mean")
+    assert choice is not None
+    assert (choice.beta, choice.by_test[0].spec.beta, choice.num_trials) == (0.1, 0.1, 2)
+    choice = choose([_diverged("vl", 0.01), _scored(0.1, 0, math.nan)], "mean")
+    assert choice is not None
+    assert choice.beta == 0.1
+    assert choose([_diverged("vl", 0.01), _diverged("vl", 0.1)], "mean") is None
+
+
 def test_without_held_out_images_nothing_is_chosen():
     assert choose([made_result("vl", 0.1, validation=0.0)], "mean") is None
     assert choose([made_result("vl", 0.1)], "sampled") is None

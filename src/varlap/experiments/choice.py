@@ -1,10 +1,11 @@
 """β chosen by held-out images, and beside it the β that the test images would have chosen."""
 
 import dataclasses
-import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from varlap.errors import ConfigError
 from varlap.experiments.spec import RunSpec
@@ -30,7 +31,10 @@ class Choice:
 
 
 def choose(results: Iterable[Result], way: Way) -> Choice | None:
-    """Choose β of one method by the NLL of held-out images, averaged over seeds; None where nothing was held out.
+    """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all runs diverged.
+
+    The NLL is averaged over the seeds that all β have, since a seed can be a lucky one; where they share none, over the
+    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen.
 
     >>> def result(beta, held_out, test):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": test}}, {"mean": {"nll": held_out}}, {}, 1.0)
@@ -40,21 +44,31 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
     """
     by_beta: dict[float, list[Result]] = {}
     for result in sorted(results, key=lambda result: (result.spec.beta, result.spec.seed)):
-        if way in result.validation and way in result.test:
+        if result.failure is not None or (way in result.validation and way in result.test):
             by_beta.setdefault(result.spec.beta, []).append(result)
-    if not by_beta:
+    seeds = _shared_seeds(list(by_beta.values()))
+    trials = [runs for runs in by_beta.values() if seeds <= {run.spec.seed for run in runs}]
+    if all(run.failure is not None for runs in trials for run in runs):
         return None
 
-    def mean_nll(part: str, runs: Sequence[Result]) -> float:
-        nlls = [getattr(run, part)[way]["nll"] for run in runs]
-        return statistics.fmean(nlls) if all(map(math.isfinite, nlls)) else math.inf
+    def order(part: Literal["validation", "test"], runs: Sequence[Result]) -> tuple[float, int]:
+        compared = [run for run in runs if run.spec.seed in seeds]
+        nll = statistics.fmean(run.nll(part, way) for run in compared)
+        return nll, sum(run.failure is not None for run in compared)
 
-    trials = list(by_beta.values())
-    return Choice(
-        tuple(min(trials, key=lambda runs: mean_nll("validation", runs))),
-        tuple(min(trials, key=lambda runs: mean_nll("test", runs))),
-        len(trials),
-    )
+    best = {part: min(trials, key=lambda runs, part=part: order(part, runs)) for part in ("validation", "test")}
+    return Choice(tuple(best["validation"]), tuple(best["test"]), len(trials))
+
+
+def _shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:
+    """Return the seeds that all trials have; where there is none, the one that most have, of several the least."""
+    found = [{run.spec.seed for run in runs} for runs in trials]
+    if not found:
+        return set()
+    if shared := set.intersection(*found):
+        return shared
+    count = Counter(seed for seeds in found for seed in sorted(seeds))
+    return {min(count, key=lambda seed: (-count[seed], seed))}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from varlap.errors import DataError
 from varlap.experiments.spec import RunSpec
@@ -35,6 +35,10 @@ class Result:
     """what was logged of each epoch"""
     ood: str | None = None
     """the images from elsewhere that the scores `ood_...` are about"""
+    evaluation_seconds: float | None = None
+    """time to evaluate, where it was measured"""
+    failure: str | None = None
+    """what a run that diverged said; it has no scores, and counts as a trial whose NLL is infinite"""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -46,6 +50,15 @@ class Result:
         """
         times = [row["seconds"] for row in self.history[1:] or self.history]
         return statistics.median(times) if times else math.nan
+
+    def nll(self, part: Literal["test", "validation"], way: str) -> float:
+        """Return the NLL of a way of predicting; infinite where the run diverged or the NLL is none.
+
+        >>> Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0, failure="the loss is NaN").nll("test", "mean")
+        inf
+        """
+        found = math.inf if self.failure is not None else getattr(self, part)[way]["nll"]
+        return found if math.isfinite(found) else math.inf
 
 
 class Store:
