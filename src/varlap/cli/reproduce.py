@@ -16,6 +16,7 @@ from varlap.cli.reproduce_uci import reproduce_uci
 from varlap.errors import ConfigError, MissingExtraError
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
+from varlap.experiments.final_line import record
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
 from varlap.report.reproduction import as_json as plain, tables, write_reproduction
@@ -84,6 +85,7 @@ def reproduce(
         if final:
             chosen = final_runs(specs, store)
             specs = chosen.specs
+            record(chosen.lines, store)
             for line in chosen.chosen:
                 progress.say(line)
         outcome = run_grid(
