@@ -16,7 +16,7 @@ from varlap.cli.reproduce_uci import reproduce_uci
 from varlap.errors import ConfigError, MissingExtraError
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
-from varlap.experiments.final_line import record
+from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
 from varlap.report.reproduction import as_json as plain, tables, write_reproduction
@@ -163,7 +163,7 @@ def _tell(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    parts = sweeps(outcome.results)
+    parts = sweeps(outcome.results, recorded(store))
     if as_json:
         counts = {"runs": len(specs), "computed": outcome.num_computed, "left": len(outcome.left)}
         result = {"experiment": experiment.name, "out": str(store.folder), "report": page and str(page), **counts}

@@ -150,8 +150,8 @@ def _not_finished(
     which = "of it" if nearest is None else f"of the one of {nearest[0]} epochs with seed {nearest[1]}"
     named = ", ".join(map(name, missing[:MOST_NAMED])) + (" and others" if len(missing) > MOST_NAMED else "")
     return (
-        f"{trials[0].data}: no sweep over β is finished; {which}, {len(trials) - len(missing)} of {len(trials)} runs are "
-        f"in {store.folder}; missing: {named}; run it without --final first, with fewer --epochs if you like"
+        f"{trials[0].data}: no sweep over β is finished; {which}, {len(trials) - len(missing)} of {len(trials)} runs "
+        f"are in {store.folder}; missing: {named}; run it without --final first, with fewer --epochs if you like"
     )
 
 
