@@ -134,7 +134,7 @@ def test_a_store_in_which_all_has_diverged_has_a_page(tmp_path: Path):
 
 def test_a_method_with_fewer_trials_is_named():
     (sweep,) = sweeps(made_sweep()[:-1])
-    assert "not had the same number of trials: VL 2, VI (mean) 3, VI (10 samples) 3, MAP 3" in how_beta_was_chosen(
+    assert "not had the same number of trials: VL 2; VI (mean) 3; VI (10 samples) 3; MAP 3" in how_beta_was_chosen(
         sweep
     )
 
