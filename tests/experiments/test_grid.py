@@ -55,6 +55,11 @@ def test_changes_replace_settings_and_grids():
     assert {(spec.data, spec.epochs, spec.lr, spec.recipe) for spec in specs} == {("cifar10", 50, 1e-3, "ours")}
 
 
+def test_a_value_that_comes_twice_is_run_once():
+    specs = expand({"grid": {"data": "digits", "method": ["vl"], "beta": [1, 0.1, 1.0, 0.1]}}, {"seed": [0, 0]})
+    assert [(spec.beta, spec.seed) for spec in specs] == [(1.0, 0), (0.1, 0)]
+
+
 def test_the_papers_numbers_are_all_there():
     table = paper_numbers("table-1")
     assert sorted(table) == ["cifar10", "cifar100", "fashion_mnist", "svhn"]
@@ -102,6 +107,12 @@ def test_an_experiment_of_ones_own_is_read_and_its_mistakes_are_named_with_the_f
         Experiment.read(path)
     path.write_text("[grid\n")
     with pytest.raises(ConfigError, match=r"the experiment .*mine.toml cannot be read"):
+        Experiment.read(path)
+    path.write_text("grid = 3\n")
+    with pytest.raises(ConfigError, match=r"mine.toml: grid = 3 must be a table of settings: \[grid\]"):
+        Experiment.read(path)
+    path.write_text("title = 3\n")
+    with pytest.raises(ConfigError, match=r"mine.toml: title = 3 must be a text"):
         Experiment.read(path)
     path.write_text("[grid]\nbeta = []\n")
     with pytest.raises(ConfigError, match=r"beta = \[\] leaves nothing to run"):

@@ -150,6 +150,19 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.9500"
 
 
+def test_rows_against_different_other_images_name_them_and_are_not_ranked_by_them():
+    same = table_of_all_ways(sweeps(made_sweep())[0])
+    assert same is not None
+    assert {_cells(same, row.name)["ood"] for row in same.rows} == {"svhn"}
+    assert any(row.cells["ood_auroc_entropy"].best for row in same.rows)
+    mixed = [dataclasses.replace(r, ood="rotated") if r.spec.method == "map" else r for r in made_sweep()]
+    table = table_of_all_ways(sweeps(mixed)[0])
+    assert table is not None
+    assert (_cells(table, "MAP")["ood"], _cells(table, "VL")["ood"]) == ("rotated", "svhn")
+    assert not any(cell.best for row in table.rows for key, cell in row.cells.items() if key.startswith("ood"))
+    assert any(row.cells["nll"].best for row in table.rows)
+
+
 def test_table_2_leaves_the_compiling_epoch_out_and_gives_ratios_to_map():
     (sweep,) = sweeps(made_sweep((0.1,), validation=0.0))
     assert table_1(sweep) is None
@@ -236,6 +249,16 @@ def test_the_report_command_recognises_a_store(store: Store, tmp_path: Path):
     assert said["sections"][0]["tables"]["Table 1"]["rows"][0]["name"] == "VL"
     done = CliRunner().invoke(app, ["report", str(store.folder), "--out", str(tmp_path)])
     assert "Table 1: cifar10, paper recipe, 20 epochs" in " ".join(done.stdout.split())
+
+
+def test_a_folder_with_a_page_of_another_kind_is_told_of_its_command(store: Store, tmp_path: Path):
+    (tmp_path / "boston.json").write_text("{}")
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"holds results of `varlap reproduce uci`, whose page is {tmp_path / 'report.md'}" in done.stderr
+    assert f"`varlap reproduce uci --out {tmp_path}` writes it" in done.stderr
+    done = CliRunner().invoke(app, ["report", str(store.folder), str(store.folder)])
+    assert f"give it alone: `varlap report {store.folder}`" in done.stderr
 
 
 def test_a_store_without_results_is_named(tmp_path: Path):

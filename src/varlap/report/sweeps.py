@@ -24,6 +24,7 @@ _FITTED = {
     "temperature": Column("temperature", "temperature", meaning="fitted on held-out images"),
     "laplace_beta": Column("laplace_beta", "β of variances", meaning="of Laplace's, chosen by held-out images"),
 }
+_OTHERS = Column("ood", "other images", meaning="what OOD scores are about; where rows differ in it, none is the best")
 _BETA = Column("beta", "β", meaning="chosen by the NLL of held-out training images")
 
 
@@ -171,7 +172,11 @@ def table_of_all_ways(sweep: Sweep) -> Table | None:
             key: dataclasses.replace(cell, shown=f"{cell.value:.3g}", shown_range="") if key in _FITTED else cell
             for key, cell in row.cells.items()
         }
+        if others := ", ".join(dict.fromkeys(run.ood for run in choice.by_validation if run.ood)):
+            cells["ood"] = Cell(math.nan, shown=others)
         rows.append(Row(row.name, row.num_runs, cells | {"beta": _beta(choice.beta)}))
+    if any("ood" in row.cells for row in rows):
+        columns.append(_OTHERS)
     columns += [column for key, column in _FITTED.items() if any(key in row.cells for row in rows)]
     return Table(tuple(columns), tuple(rows))
 
@@ -255,8 +260,8 @@ def _chosen_before(line: FinalLine) -> str:
     tried = ", ".join(f"{beta:g}" for beta in line.sweep_betas)
     seeds = f"seed{'s' * (len(line.sweep_seeds) > 1)} {', '.join(map(str, line.sweep_seeds))}"
     words = (
-        f"The β of each row was chosen before, by the NLL of held-out images in a sweep of {line.sweep_epochs} epochs "
-        f"over {tried} with {seeds}: {line.num_trials} trials for every row. Nothing here was chosen by the test "
+        "The β of each row was chosen before, by the NLL of held-out images in a sweep of "
+        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {line.num_trials} trials for every row. Nothing here was chosen by the test "
         "images; the paper's are the best values over its β, as its caption says."
     )
     if not line.borrowed:
@@ -285,7 +290,7 @@ def _chosen_here(sweep: Sweep) -> str:
 
 def _method(key: Key, runs: Sequence[Result]) -> Method:
     name, way = NAMES[key], key[1]
-    entries = [Entry(Evaluated(name, run.test[way], {"seed": run.spec.seed}, {})) for run in runs]
+    entries = [Entry(Evaluated(name, run.test[way], {"seed": run.spec.seed, "ood": run.ood}, {})) for run in runs]
     return Method(name, tuple(entries))
 
 
@@ -319,5 +324,8 @@ def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
         for field in dataclasses.fields(spec)
         if len({getattr(other, field.name) for other in same}) > 1
     ]
-    plural = "s" * (spec.epochs > 1)
-    return ", ".join([spec.data, f"{spec.recipe} recipe", f"{spec.epochs} epoch{plural}", *told])
+    return ", ".join([spec.data, f"{spec.recipe} recipe", _epochs(spec.epochs), *told])
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'s' * (number > 1)}"
