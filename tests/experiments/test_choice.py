@@ -138,6 +138,9 @@ def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path
     assert line.borrowed == ["MAP, Laplace", "VL, linearised"]
     assert (line.beta(("map", "linearised")), line.beta(("vl", "linearised"))) == (0.01, 0.1)
     assert "it has not scored MAP, Laplace, VL, linearised, with the β of the mean" in final.chosen[0]
+    (line,) = final_runs(_grid(linearised=False), Store(tmp_path)).lines
+    assert {row.way for row in line.rows} == {"mean", "sampled", "scaled"}  # the final runs will not score it either
+    assert line.borrowed == []
 
 
 def test_a_way_that_the_sweep_has_scored_at_some_beta_only_has_had_fewer_trials_and_chooses_nothing(tmp_path: Path):

@@ -125,7 +125,8 @@ def _line(
     epochs = max(finished)[0]
     seeds = sorted(seed for length, seed in finished if length == epochs)
     rows = []
-    for key in (key for key in NAMES if any(spec.method == key[0] for spec in grid)):
+    methods = {spec.method for spec in grid}
+    for key in (key for key in NAMES if key[0] in methods and (shared.linearised or key[1] != "linearised")):
         found = [done[trial][epochs, seed] for trial in trials if trial.method == key[0] for seed in seeds]
         if all(result.failure is not None for result in found):
             raise ConfigError(f"{shared.data}: every run of {key[0]} in the sweep of {epochs} epochs diverged")

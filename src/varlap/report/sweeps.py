@@ -261,8 +261,8 @@ def _chosen_before(line: FinalLine) -> str:
     seeds = f"seed{'s' * (len(line.sweep_seeds) > 1)} {', '.join(map(str, line.sweep_seeds))}"
     words = (
         "The β of each row was chosen before, by the NLL of held-out images in a sweep of "
-        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {line.num_trials} trials for every row. Nothing here was chosen by the test "
-        "images; the paper's are the best values over its β, as its caption says."
+        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {line.num_trials} trials for every row. Nothing here "
+        "was chosen by the test images; the paper's are the best values over its β, as its caption says."
     )
     if not line.borrowed:
         return words
