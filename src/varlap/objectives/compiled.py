@@ -57,7 +57,7 @@ class Compiled:
         batch = (context.batch.x, context.batch.y, context.batch.weights)
         self._batch = list(tree.tensors(batch))
         settings = settings_of(context)
-        self.beta = settings[0]
+        self.beta, self._beta = settings[0], context.beta
         traced = trace(objective, context, around=around)
         for name in traced.gradients:
             if gradients is not None:
@@ -89,7 +89,9 @@ class Compiled:
             place.copy_(tensor, non_blocking=True)
         for part in self._parts():
             part.draw(context.streams)
-        self.beta.fill_(context.beta)
+        if context.beta != self._beta:
+            self._beta = context.beta
+            self.beta.fill_(self._beta)
         with context.streams.around_network(self._device):
             if self._graph is None:
                 self._run()
@@ -137,9 +139,9 @@ class Compiled:
         """Warm up and capture; running statistics and memories are put back afterwards."""
         own = {id(parameter) for parameter in context.bnn.parameters()}
         moved = [(t, t.clone()) for t in self._main.traced.state.values() if id(t) not in own]
-        # Let cuDNN try its kernels once: this step will run many times.
+        # Let cuDNN try all of its kernels once: this step will run many times.
         cudnn = torch.backends.cudnn
-        kernels = cudnn.flags(cudnn.enabled, True, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
+        kernels = cudnn.flags(cudnn.enabled, True, 0, cudnn.deterministic, cudnn.allow_tf32)
         try:
             with torch.cuda.device(self._device), kernels:
                 stream = torch.cuda.Stream()
