@@ -65,18 +65,28 @@ def reproduce(
     """
     log_to_stderr(quiet or as_json)
     with user_mistakes():
+        _check_budget(budget)
         if what == "uci":  # tables with splits of their own, no grid of images
-            _refuse_for_uci(recipe=recipe is not Recipe.paper, seeds=seeds, final=final, settings=settings)
-            reproduce_uci(
-                out or Path("runs/uci"), data=data or (), splits=splits, epochs=epochs, budget=budget, as_json=as_json
+            _refuse_for_uci(
+                {
+                    "--recipe": recipe is not Recipe.paper,
+                    "--seeds": seeds,
+                    "--final": final,
+                    "--no-linearised": not linearised,
+                    "--set": settings,
+                }
             )
+            if device not in (None, "cpu"):
+                raise ConfigError(f"--device {device}: uci runs on the CPU, its networks being so small; leave it out")
+            chosen = {"data": data or (), "splits": splits, "epochs": epochs, "budget": budget}
+            reproduce_uci(out or Path("runs/uci"), **chosen, quiet=quiet, as_json=as_json)
             return
         if splits is not None:
             raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
         experiment = _experiment(what, recipe.value, changes)
         store = Store(out or Path("runs") / (experiment.name if experiment.name == "miniature" else "paper"))
-        _check(budget, store)
+        _make_folder(store)
         check_data(experiment.specs)
         chosen_device = choose_device(device)
         progress = GridProgress(quiet=quiet or as_json)
@@ -95,10 +105,9 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _refuse_for_uci(**given: Any) -> None:
-    for name, value in given.items():
+def _refuse_for_uci(given: dict[str, Any]) -> None:
+    for option, value in given.items():
         if value:
-            option = "--set" if name == "settings" else f"--{name}"
             raise ConfigError(f"{option} is for images; uci takes --data, --splits, --epochs, --budget and --out")
 
 
@@ -135,9 +144,12 @@ def _value(text: str) -> Any:
         return text
 
 
-def _check(budget: float | None, store: Store) -> None:
+def _check_budget(budget: float | None) -> None:
     if budget is not None and not budget > 0:
         raise ConfigError(f"--budget {budget:g} must be a positive number of minutes")
+
+
+def _make_folder(store: Store) -> None:
     try:
         store.folder.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     except OSError as error:

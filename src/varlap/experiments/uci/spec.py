@@ -68,7 +68,7 @@ class TableRecipe:
     """How a table is run: settings of all its runs, and what β is chosen from.
 
     >>> recipe = TableRecipe.named("boston")
-    >>> len(recipe.tuning_runs()) == 3 * 4 * 2  # methods, β and splits
+    >>> len(recipe.tuning_runs()) == 3 * 7 * 2  # methods, β and splits
     True
     """
 
