@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -29,9 +30,8 @@ from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
 from varlap.posterior import BNN
 
-ONE_BETA = {"map": [0.1], "vi": [0.1], "vl": [0.1], "laplace": [0.3]}
-QUICK = {"epochs": 2, "batch_size": 32, "hidden": 4, "betas": ONE_BETA, "tuning_splits": 1}
-SHIPPED = {"betas": ONE_BETA, "common": QUICK | {"lr": 0.02}, "sets": {"wine": {}, "yacht": {}}}
+QUICK = {"epochs": 2, "batch_size": 32, "hidden": 4, "betas": [0.1], "tuning_splits": 1}
+SHIPPED = {"common": QUICK | {"lr": 0.02}, "sets": {"wine": {}, "yacht": {}}}
 
 
 def quick_run(**changes):
@@ -157,8 +157,7 @@ def test_a_training_that_diverges_is_a_result_without_scores(table):
 
 
 def two_betas(**changes):
-    betas = {"map": [0.1, 1.0], "vi": [0.1, 1.0], "vl": [0.1, 1.0], "laplace": [0.1, 1.0]}
-    return TableRecipe.named("yacht", **{"betas": betas} | changes)
+    return TableRecipe.named("yacht", **{"betas": [0.1, 1.0]} | changes)
 
 
 def trials(low, high):
@@ -236,13 +235,9 @@ def test_what_is_done_is_not_computed_again_and_other_settings_are_other_runs(tm
     monkeypatch.setattr(run_module, "compute", lambda table, run: calls.append(run) or compute(table, run))
     assert UCIExperiment.of(tmp_path / "out", ["yacht"], folder=tmp_path, **QUICK).run()
     assert calls == []
-    changed = QUICK | {"betas": ONE_BETA | {"vl": [0.2]}}
-    assert UCIExperiment.of(tmp_path / "out", ["yacht"], 2, tmp_path, **changed).run()
-    assert [(run.method, run.split, run.tuning) for run in calls] == [
-        ("vl", 0, True),
-        ("vl", 0, False),
-        ("vl", 1, False),
-    ]
+    assert UCIExperiment.of(tmp_path / "out", ["yacht"], 1, tmp_path, **QUICK | {"epochs": 1}).run()
+    methods = ("map", "vi", "vl")
+    assert [(run.method, run.tuning) for run in calls] == [(m, tuning) for tuning in (True, False) for m in methods]
 
 
 def test_a_spent_budget_stops_and_the_next_call_carries_on(tmp_path, monkeypatch):
@@ -277,7 +272,7 @@ def test_a_summary_has_all_methods_on_the_same_splits_and_skips_one_that_diverge
     assert (found.data, found.num_done, found.num_splits, found.num_failed) == ("yacht", NUM_SPLITS, 20, 0)
     assert list(found.values["rmse"]) == ["MAP", "Laplace", "VI", "VL"]
     stored = {(one.run.method, one.run.split): one for one in experiment.store.results("yacht") if not one.run.tuning}
-    for label, method, way in (("MAP", "map", "mean"), ("Laplace", "map", "laplace-0.3"), ("VL", "vl", "linearised")):
+    for label, method, way in (("MAP", "map", "mean"), ("Laplace", "map", "laplace-0.1"), ("VL", "vl", "linearised")):
         scores = [stored[method, split].scores[way]["rmse"] for split in range(NUM_SPLITS)]
         assert found.values["rmse"][label] == scores
     broken = stored["vi", 1]
@@ -350,7 +345,9 @@ def test_every_shipped_recipe_gives_each_method_as_many_trials():
     recipes = [TableRecipe.named(name) for name in UCI_SETS]
     assert len(recipes) == 9
     for recipe in recipes:
-        assert {len(betas) for betas in recipe.betas.values()} == {7}
+        counts = Counter((run.method, run.split) for run in recipe.tuning_runs())
+        assert set(counts.values()) == {9}
+        assert {run.laplace_betas for run in recipe.tuning_runs() if run.method == "map"} == {recipe.betas}
         assert recipe.hidden == (100 if recipe.data == "protein" else 50)
 
 
@@ -362,9 +359,8 @@ def test_every_shipped_recipe_gives_each_method_as_many_trials():
         ({"lr": -1}, "a recipe has lr = -1; it must be a positive, finite number"),
         ({"validation": 1.0}, "a recipe has validation = 1.0; it must be a part of the rows"),
         ({"activation": "tan"}, "a recipe has activation = 'tan'; did you mean 'tanh'?"),
-        ({"betas": ONE_BETA | {"vi": [0.1, 1.0]}}, "every method is tuned over the same number of trials"),
-        ({"betas": {"map": [0.1]}}, "give as many for each of map, vi, vl, laplace"),
-        ({"betas": ONE_BETA | {"vi": [0.0]}}, "a recipe has betas that are not positive"),
+        ({"betas": []}, "a recipe has betas = (); give at least one, all of them positive"),
+        ({"betas": [0.0, 1.0]}, "a recipe has betas = (0.0, 1.0); give at least one, all of them positive"),
     ],
 )
 def test_a_recipe_that_cannot_be_right_is_refused(changes, message):

@@ -17,7 +17,7 @@ from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
 from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.evaluation import origin
-from varlap.experiments.uci.spec import TableRecipe, TableRun
+from varlap.experiments.uci.spec import TRAINED, TableRecipe, TableRun
 from varlap.experiments.uci.store import TableResult, TableStore
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
@@ -169,7 +169,7 @@ class UCIExperiment:
     def _estimated(self, tables: dict[str, TableData]) -> Iterator[list[TableRun]]:
         """Yield runs that take as long as those to come, whatever β will be chosen."""
         for recipe in self.recipes:
-            any_beta = {method: betas[0] for method, betas in recipe.betas.items()}
+            any_beta: dict[str, float] = dict.fromkeys(TRAINED, recipe.betas[0])
             yield recipe.tuning_runs()
             yield recipe.final_runs(any_beta, range(self._count(tables[recipe.data])))
 
@@ -206,11 +206,11 @@ def choose_betas(recipe: TableRecipe, found: Sequence[TableResult]) -> dict[str,
     Laplace's variances are chosen on the means that MAP chose. A β that diverged in one of the splits is not chosen.
     """
     chosen = {
-        method: _best(recipe, method, {beta: _held_out(found, method, beta, way) for beta in recipe.betas[method]})
+        method: _best(recipe, method, {beta: _held_out(found, method, beta, way) for beta in recipe.betas})
         for method, way in WAY.items()
     }
     mean = chosen["map"].beta
-    trials = {beta: _held_out(found, "map", mean, laplace_way(beta)) for beta in recipe.betas["laplace"]}
+    trials = {beta: _held_out(found, "map", mean, laplace_way(beta)) for beta in recipe.betas}
     return chosen | {"laplace": _best(recipe, "laplace", trials)}
 
 
