@@ -1,5 +1,6 @@
 """The pages' code runs, their links lead somewhere, and every page can be found."""
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAME = re.compile(r"(?<![\w./-])varlap(?:\.[A-Za-z_]\w*)+")  # varlap.fit, but neither src/varlap.x nor x.varlap.y
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -53,6 +55,26 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path):
 def test_a_broken_link_would_be_found():
     text = "[a](nowhere.md) [b](index.md#nothing) [c](index.md#what-a-prediction-is) `[d](code.md)` [e](https://x.org)"
     assert _broken(ROOT / "docs" / "theory.md", text) == ["nowhere.md", "index.md#nothing"]
+
+
+def _unknown(text: str) -> list[str]:
+    unknown = []
+    for name in NAME.findall(text):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            unknown.append(name)
+    return unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_of_the_package_that_a_page_writes_exists(page: Path):
+    assert _unknown(page.read_text()) == []
+
+
+def test_a_name_that_is_gone_would_be_found():
+    text = "`varlap.fit(bnn)`, `varlap.fitt`, varlap.data.load_uci, varlap.data.load_ucy. See src/varlap.py"
+    assert _unknown(text) == ["varlap.fitt", "varlap.data.load_ucy"]
 
 
 def test_every_page_is_in_the_navigation_once():

@@ -35,8 +35,27 @@ def test_json_is_one_object_and_the_results_are_kept(call, tmp_path):
 
 
 def test_a_budget_of_nothing_computes_nothing_and_says_so(call):
-    assert json.loads(call("--budget", "0", "--json").stdout)["complete"] is False
-    assert "The budget is spent; the same command carries on." in call("--budget", "0").stdout
+    assert json.loads(call("--budget", "1e-9", "--json").stdout)["complete"] is False
+    assert "The budget is spent; the same command carries on." in call("--budget", "1e-9").stdout
+
+
+def test_quiet_shows_the_result_and_no_progress(call):
+    found = call("--quiet", "--device", "cpu")
+    assert found.exit_code == 0
+    assert found.stderr == ""
+    assert "Test log-likelihood" in found.stdout
+
+
+def test_the_page_shows_all_that_the_folder_holds_and_the_answer_what_was_asked_for(call, tmp_path):
+    write_uci(tmp_path, "wine-quality-red")
+    call("--data", "wine", "--json")
+    last = json.loads(call("--json").stdout)
+    assert [table["data"] for table in last["tables"]] == ["yacht, 1 epoch"]
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| wine, 1 epoch | 1 of 20 |" in page
+    assert "| yacht, 1 epoch | 1 of 20 |" in page
+    stored = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [table["data"] for table in stored["tables"]] == ["wine, 1 epoch", "yacht, 1 epoch"]
 
 
 def test_mistakes_are_one_line_with_status_2(call):
@@ -68,6 +87,16 @@ def test_an_interrupted_run_says_that_the_same_command_carries_on(call, monkeypa
     [
         (["uci", "--seeds", "3"], "--seeds is for images; uci takes --data, --splits, --epochs, --budget and --out"),
         (["uci", "--set", "lr=1"], "--set is for images; uci takes --data, --splits, --epochs, --budget and --out"),
+        (
+            ["uci", "--no-linearised"],
+            "--no-linearised is for images; uci takes --data, --splits, --epochs, --budget and --out",
+        ),
+        (
+            ["uci", "--device", "cuda"],
+            "--device cuda: uci runs on the CPU, its networks being so small; leave it out",
+        ),
+        (["uci", "--budget", "-3"], "--budget -3 must be a positive number of minutes"),
+        (["uci", "--budget", "nan"], "--budget nan must be a positive number of minutes"),
         (["miniature", "--splits", "3"], "--splits is for uci, whose tables come with them; miniature has --seeds"),
     ],
 )

@@ -1,6 +1,7 @@
 """The UCI experiment: standardised by training rows, chosen on held-out rows, resumable, and in the table's units."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -9,25 +10,28 @@ from torch import nn
 
 from uci_tables import NUM_SPLITS, write_uci
 from varlap.data import UCI_SETS, Split, TableData, load_uci
-from varlap.errors import ConfigError, DataError
+from varlap.errors import CheckpointError, ConfigError, DataError
 from varlap.experiments.uci import (
     TableRecipe,
     TableResult,
     TableRun,
     TableStore,
+    Tuned,
     UCIExperiment,
     published,
     run as run_module,
+    spec as spec_module,
 )
-from varlap.experiments.uci.run import choose, compute, laplace_way
+from varlap.experiments.uci.run import choose_betas, compute, laplace_way
 from varlap.experiments.uci.spec import TRAINED
-from varlap.experiments.uci.summary import Estimate, TableSummary, summarise
+from varlap.experiments.uci.store import _locked
+from varlap.experiments.uci.summary import T_QUANTILES, Estimate, TableSummary, summarise
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
 from varlap.posterior import BNN
 
-ONE_BETA = {"map": [0.1], "vi": [0.1], "vl": [0.1], "laplace": [0.3]}
-QUICK = {"epochs": 2, "batch_size": 32, "hidden": 4, "betas": ONE_BETA, "tuning_splits": 1}
+QUICK = {"epochs": 2, "batch_size": 32, "hidden": 4, "betas": [0.1], "tuning_splits": 1}
+SHIPPED = {"common": QUICK | {"lr": 0.02}, "sets": {"wine": {}, "yacht": {}}}
 
 
 def quick_run(**changes):
@@ -153,58 +157,69 @@ def test_a_training_that_diverges_is_a_result_without_scores(table):
 
 
 def two_betas(**changes):
-    betas = {"map": [0.1, 1.0], "vi": [0.1, 1.0], "vl": [0.1, 1.0], "laplace": [0.1, 1.0]}
-    return TableRecipe.named("yacht", **{"betas": betas} | changes)
+    return TableRecipe.named("yacht", **{"betas": [0.1, 1.0]} | changes)
 
 
-def trials(**vl):
-    """Return results of a split in which MAP prefers β = 1, and Laplace on it 0.1."""
-    found = [result("map", 0.1, mean=-2.0, laplace_0_1=-0.1, laplace_1=-0.1)]
-    found.append(result("map", 1.0, mean=-1.0, laplace_0_1=-0.8, laplace_1=-0.9))
-    found += [result("vi", beta, mean=-1.0 - beta, sampled=-2.0, linearised=-2.0) for beta in (0.1, 1.0)]
-    found += [result("vl", beta, **vl[name]) for beta, name in ((0.1, "low"), (1.0, "high"))]
-    for one in found:
-        for way in list(one.scores):
-            if way == "laplace-0-1":
-                one.scores["laplace-0.1"] = one.scores.pop(way)
-    return found
+def trials(low, high):
+    """Return results of a split in which MAP prefers β = 1, Laplace on it 0.1, and VL what is given."""
+    laplace = {beta: laplace_way(beta).replace("-", "_") for beta in (0.1, 1.0)}
+    return [
+        result("map", 0.1, mean=-2.0, **{laplace[0.1]: -0.1, laplace[1.0]: -0.1}),
+        result("map", 1.0, mean=-1.0, **{laplace[0.1]: -0.8, laplace[1.0]: -0.9}),
+        *(result("vi", beta, mean=-2.0, sampled=-2.0, linearised=-1.0 - beta) for beta in (0.1, 1.0)),
+        result("vl", 0.1, **low),
+        result("vl", 1.0, **high),
+    ]
 
 
-def ways(mean, sampled, linearised):
+def ways(linearised, mean=-9.0, sampled=-9.0):
     return {"mean": mean, "sampled": sampled, "linearised": linearised}
 
 
-def test_beta_and_way_are_those_of_the_best_held_out_log_likelihood():
-    chosen = choose(two_betas(), trials(low=ways(-1.0, -1.2, -0.9), high=ways(-1.1, -0.95, -1.3)))
-    assert (chosen["vl"].beta, chosen["vl"].way, chosen["vl"].log_likelihood) == (0.1, "linearised", -0.9)
-    assert (chosen["vi"].beta, chosen["vi"].way) == (0.1, "mean")
+def test_beta_is_that_of_the_best_held_out_log_likelihood():
+    chosen = choose_betas(two_betas(), trials(ways(-0.9), ways(-1.3)))
+    assert chosen["vl"] == Tuned(0.1, -0.9, num_trials=2, edge="smallest")
+    assert chosen["vi"] == Tuned(0.1, -1.1, num_trials=2, edge="smallest")
+
+
+def test_every_method_has_one_trial_a_beta_and_its_other_ways_of_predicting_are_none():
+    """A score that only mean or samples reach chooses nothing: VI and VL would have three trials to MAP's one."""
+    chosen = choose_betas(two_betas(), trials(ways(-0.9), ways(-1.3, mean=0.0, sampled=0.0)))
+    assert chosen["vl"].beta == 0.1
+    assert {one.num_trials for one in chosen.values()} == {2}
+
+
+def test_a_chosen_beta_says_whether_it_is_the_smallest_or_the_largest_that_was_tried():
+    assert Tuned.of({0.1: -1.0, 1.0: -2.0, 10.0: -3.0}).edge == "smallest"
+    assert Tuned.of({0.1: -2.0, 1.0: -1.0, 10.0: -3.0}).edge == ""
+    assert Tuned.of({0.1: -2.0, 1.0: -2.0, 10.0: -1.0}).edge == "largest"
 
 
 def test_laplace_is_chosen_on_the_mean_that_map_chose():
-    chosen = choose(two_betas(), trials(low=ways(-1.0, -1.0, -1.0), high=ways(-1.0, -1.0, -1.0)))
+    chosen = choose_betas(two_betas(), trials(ways(-1.0), ways(-1.0)))
     assert chosen["map"].beta == 1.0
-    assert (chosen["laplace"].beta, chosen["laplace"].way, chosen["laplace"].log_likelihood) == (
-        0.1,
-        "laplace-0.1",
-        -0.8,
-    )
+    assert chosen["laplace"] == Tuned(0.1, -0.8, num_trials=2, edge="smallest")
 
 
 def test_splits_are_averaged_and_a_beta_that_diverged_once_is_not_chosen():
-    found = trials(low=ways(-1.0, -9.0, -9.0), high=ways(-2.0, -9.0, -9.0))
+    found = trials(ways(-1.0), ways(-2.0))
     second = [result(one.run.method, one.run.beta, split=1, failure="diverged") for one in found[4:5]]
-    assert choose(two_betas(), [*found, *second])["vl"].beta == 1.0
-    better = [result("vl", 0.1, 1, **ways(-1.5, -9.0, -9.0)), result("vl", 1.0, 1, **ways(0.0, -9.0, -9.0))]
-    chosen = choose(two_betas(), [*found, *better])["vl"]
+    assert choose_betas(two_betas(), [*found, *second])["vl"].beta == 1.0
+    better = [result("vl", 0.1, 1, **ways(-1.5)), result("vl", 1.0, 1, **ways(0.0))]
+    chosen = choose_betas(two_betas(), [*found, *better])["vl"]
     assert (chosen.beta, chosen.log_likelihood) == (1.0, -1.0)
 
 
 def test_a_table_on_which_all_diverges_says_so():
-    found = [
-        result(one.run.method, one.run.beta, failure="NaN") for one in trials(low=ways(0, 0, 0), high=ways(0, 0, 0))
-    ]
-    with pytest.raises(ConfigError, match="yacht, map: the training diverged for every β; lower the recipe's lr"):
-        choose(two_betas(), found)
+    found = [result(one.run.method, one.run.beta, failure="NaN") for one in trials(ways(0.0), ways(0.0))]
+    with pytest.raises(ConfigError) as error:
+        choose_betas(two_betas(), found)
+    assert str(error.value) == (
+        "yacht, map: the training diverged for every β at the learning rate 0.02; try a smaller one: "
+        'UCIExperiment.of(out, data=["yacht"], lr=0.005)'
+    )
+    advised = UCIExperiment.of("out", data=["yacht"], lr=0.005)  # what the message says can be done
+    assert advised.recipes[0].lr == 0.005
 
 
 # The whole
@@ -220,13 +235,9 @@ def test_what_is_done_is_not_computed_again_and_other_settings_are_other_runs(tm
     monkeypatch.setattr(run_module, "compute", lambda table, run: calls.append(run) or compute(table, run))
     assert UCIExperiment.of(tmp_path / "out", ["yacht"], folder=tmp_path, **QUICK).run()
     assert calls == []
-    changed = QUICK | {"betas": ONE_BETA | {"vl": [0.2]}}
-    assert UCIExperiment.of(tmp_path / "out", ["yacht"], 2, tmp_path, **changed).run()
-    assert [(run.method, run.split, run.tuning) for run in calls] == [
-        ("vl", 0, True),
-        ("vl", 0, False),
-        ("vl", 1, False),
-    ]
+    assert UCIExperiment.of(tmp_path / "out", ["yacht"], 1, tmp_path, **QUICK | {"epochs": 1}).run()
+    methods = ("map", "vi", "vl")
+    assert [(run.method, run.tuning) for run in calls] == [(m, tuning) for tuning in (True, False) for m in methods]
 
 
 def test_a_spent_budget_stops_and_the_next_call_carries_on(tmp_path, monkeypatch):
@@ -261,12 +272,24 @@ def test_a_summary_has_all_methods_on_the_same_splits_and_skips_one_that_diverge
     assert (found.data, found.num_done, found.num_splits, found.num_failed) == ("yacht", NUM_SPLITS, 20, 0)
     assert list(found.values["rmse"]) == ["MAP", "Laplace", "VI", "VL"]
     stored = {(one.run.method, one.run.split): one for one in experiment.store.results("yacht") if not one.run.tuning}
-    way = found.choices["vl"].way
-    assert found.values["rmse"]["VL"] == [stored["vl", split].scores[way]["rmse"] for split in range(NUM_SPLITS)]
+    for label, method, way in (("MAP", "map", "mean"), ("Laplace", "map", "laplace-0.1"), ("VL", "vl", "linearised")):
+        scores = [stored[method, split].scores[way]["rmse"] for split in range(NUM_SPLITS)]
+        assert found.values["rmse"][label] == scores
     broken = stored["vi", 1]
     experiment.store.put(TableResult(broken.run, {}, 1.0, failure="NaN"))
     (found,) = summarise(experiment)
     assert (found.num_done, found.num_failed) == (NUM_SPLITS - 1, 1)
+
+
+def test_all_that_a_store_holds_is_summarised_whatever_was_asked_for_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(spec_module, "_shipped", lambda: SHIPPED)
+    for name in ("wine-quality-red", "yacht"):
+        write_uci(tmp_path, name)
+    UCIExperiment.of(tmp_path / "out", ["wine"], 1, tmp_path).run()
+    UCIExperiment.of(tmp_path / "out", ["yacht"], 2, tmp_path).run()
+    UCIExperiment.of(tmp_path / "out", ["yacht"], 1, tmp_path, epochs=1).run()
+    found = summarise(UCIExperiment.stored(tmp_path / "out"))
+    assert [(one.name, one.num_done) for one in found] == [("wine", 1), ("yacht", 2), ("yacht, 1 epoch", 1)]
 
 
 def test_no_split_at_all_is_refused(tmp_path):
@@ -282,7 +305,25 @@ def test_the_standard_error_is_that_of_the_mean():
     found = Estimate.of(values)
     assert found.mean == 4.0
     assert found.standard_error == pytest.approx(np.std(values, ddof=1) / 2)
-    assert Estimate.of([3.0]) == Estimate(3.0, None)
+    assert Estimate.of([3.0]) == Estimate(3.0, None, 1)
+
+
+@pytest.mark.parametrize("num_values", [2, 5, 20])
+def test_a_difference_is_clear_where_a_t_test_says_so_at_5_per_cent(num_values):
+    stats = pytest.importorskip("scipy.stats")
+    assert T_QUANTILES[num_values - 2] == pytest.approx(stats.t.ppf(0.975, num_values - 1), abs=5e-4)
+    values = np.random.default_rng(num_values).normal(size=num_values)
+    values -= values.mean()
+    error = values.std(ddof=1) / math.sqrt(num_values)
+    for factor, clear in ((0.99, False), (1.01, True)):
+        shifted = values + factor * T_QUANTILES[num_values - 2] * error
+        assert Estimate.of(shifted.tolist()).is_clear is clear
+        assert bool(stats.ttest_1samp(shifted, 0.0).pvalue < 0.05) is clear
+
+
+def test_of_one_split_nothing_is_clear():
+    summary = TableSummary("boston", 20, {}, {"rmse": {"MAP": [1.0], "VL": [9.0]}})
+    assert summary.best("rmse") == ["MAP", "VL"]
 
 
 def test_best_are_those_that_a_paired_difference_cannot_tell_apart():
@@ -305,12 +346,11 @@ def test_every_shipped_recipe_gives_each_method_as_many_trials():
     assert len(recipes) == 9
     for recipe in recipes:
         runs = recipe.tuning_runs()
-        assert len(set(runs)) == len(runs)
         for split in range(recipe.tuning_splits):
             tried = {m: {run.beta for run in runs if (run.method, run.split) == (m, split)} for m in TRAINED}
-            assert {method: len(betas) for method, betas in tried.items()} == dict.fromkeys(TRAINED, 4)
-        after_map = {len(set(run.laplace_betas)) for run in runs if run.method == "map"}
-        assert after_map == {4}
+            assert tried == {key: set(recipe.betas) for key in TRAINED}
+        assert len(set(runs)) == len(runs) == 9 * len(TRAINED) * recipe.tuning_splits
+        assert {run.laplace_betas for run in runs if run.method == "map"} == {recipe.betas}
         assert recipe.hidden == (100 if recipe.data == "protein" else 50)
 
 
@@ -322,9 +362,8 @@ def test_every_shipped_recipe_gives_each_method_as_many_trials():
         ({"lr": -1}, "a recipe has lr = -1; it must be a positive, finite number"),
         ({"validation": 1.0}, "a recipe has validation = 1.0; it must be a part of the rows"),
         ({"activation": "tan"}, "a recipe has activation = 'tan'; did you mean 'tanh'?"),
-        ({"betas": ONE_BETA | {"vi": [0.1, 1.0]}}, "every method is tuned over the same number of trials"),
-        ({"betas": {"map": [0.1]}}, "give as many for each of map, vi, vl, laplace"),
-        ({"betas": ONE_BETA | {"vi": [0.0]}}, "a recipe has betas that are not positive"),
+        ({"betas": []}, "a recipe has betas = (); give at least one, all of them positive"),
+        ({"betas": [0.0, 1.0]}, "a recipe has betas = (0.0, 1.0); give at least one, all of them positive"),
     ],
 )
 def test_a_recipe_that_cannot_be_right_is_refused(changes, message):
@@ -347,10 +386,47 @@ def test_a_stored_result_comes_back_as_it_was(tmp_path):
     assert TableStore(tmp_path).get(quick_run(method="map")) is None
 
 
+def test_two_processes_lose_nothing_of_each_other(tmp_path):
+    one, other = TableStore(tmp_path), TableStore(tmp_path)
+    runs = [quick_run(split=split) for split in range(40)]
+    assert one.get(runs[0]) is other.get(runs[1]) is None  # both have read the file before either writes
+
+    def put(store, some):
+        for run in some:
+            store.put(TableResult(run, {"mean": {"rmse": 0.5}}, 1.0))
+
+    threads = [threading.Thread(target=put, args=(store, runs[start::2])) for start, store in ((0, one), (1, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {result.run for result in TableStore(tmp_path).results("yacht")} == set(runs)
+
+
+def test_a_result_waits_for_the_one_that_is_being_written(tmp_path):
+    pytest.importorskip("fcntl")
+    kept = TableResult(quick_run(), {"mean": {"rmse": 0.5}}, 1.0)
+    with _locked(tmp_path):
+        thread = threading.Thread(target=TableStore(tmp_path).put, args=(kept,))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert TableStore(tmp_path).get(kept.run) is None
+    thread.join(10)
+    assert TableStore(tmp_path).get(kept.run) == kept
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_results_are_lost(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"the results in .* cannot be written: .*; choose another out"):
+        TableStore(tmp_path / "file").put(TableResult(quick_run(), {}, 1.0))
+
+
 def test_a_damaged_file_of_results_is_named(tmp_path):
     (tmp_path / "yacht.json").write_text('{"runs": [{"run"')
-    with pytest.raises(DataError, match=r"yacht\.json cannot be read .* delete it, and it is computed again"):
-        TableStore(tmp_path).get(quick_run())
+    for use in (TableStore(tmp_path).get, lambda run: TableStore(tmp_path).put(TableResult(run, {}, 1.0))):
+        with pytest.raises(DataError, match=r"yacht\.json cannot be read .* delete it, and it is computed again"):
+            use(quick_run())
 
 
 def test_published_figures_are_of_all_tables_and_have_a_source():

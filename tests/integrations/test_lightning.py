@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -21,6 +22,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch import Trainer  # noqa: E402
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy  # noqa: E402
 
 NUM_ITEMS = 48
 
@@ -311,6 +313,23 @@ def test_regression_with_dicts_and_batches_of_another_form(tmp_path: Path):
     assert bnn.likelihood.log_noise.item() != 0
 
 
+def test_the_code_of_the_page_runs_and_validates_on_what_it_does_not_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    page = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text()
+    monkeypatch.chdir(tmp_path)  # where Lightning writes its checkpoints
+    found: dict = {}
+    exec(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0], found)
+    assert torch.equal(found["again"].network[-1].weight, found["bnn"].network[-1].weight)
+    trainer = found["trainer"]
+    assert "validation_nll" in trainer.callback_metrics
+    trained, validated = (
+        {*map(tuple, loader.dataset.tensors[0].tolist())}
+        for loader in (trainer.train_dataloader, trainer.val_dataloaders)
+    )
+    assert not trained & validated
+
+
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -333,12 +352,16 @@ def test_precisions_in_which_log_sigma_cannot_follow_are_refused(precision: str,
         make_trainer(tmp_path, precision=precision).fit(module, train_loader())
 
 
-def test_a_strategy_that_shards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("base", [object, FSDPStrategy, DeepSpeedStrategy], ids=lambda base: base.__name__)
+def test_a_strategy_that_shards_is_refused(base: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     module = LightningBNN(varlap.BNN(network()), varlap.VL(NUM_ITEMS))
     trainer = make_trainer(tmp_path)
 
-    class Sharded:
+    class Sharded(base):
         precision_plugin = trainer.strategy.precision_plugin
+
+        def __init__(self) -> None:
+            """Need no library that is not installed."""
 
     module.trainer = trainer
     monkeypatch.setattr(type(trainer), "strategy", Sharded())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from varlap.errors import ConfigError
-from varlap.experiments.uci import Choice, published
+from varlap.experiments.uci import Tuned, published
 from varlap.experiments.uci.summary import TableSummary
 from varlap.report.uci import uci_json, uci_markdown, write_uci
 
@@ -16,7 +16,7 @@ VALUES = {
 FOUND = TableSummary(
     "kin8nm",
     20,
-    {"map": Choice(0.3, "mean", -2.9), "laplace": Choice(1.0, "laplace-1", -2.8)},
+    {"map": Tuned(0.3, -2.9, 7), "laplace": Tuned(1.0, -2.8, 7, "largest")},
     VALUES,
     {"log_likelihood": {"VL, mean": [-2.5, -2.3]}},
     num_failed=1,
@@ -28,14 +28,22 @@ def test_a_row_has_means_with_standard_errors_the_best_bold_and_published_figure
     first, second = (line for line in lines if line.startswith("| kin8nm | 2 of 20, 1 diverged"))
     assert "| -2.90 ± 0.10 | **-2.40 ± 0.10** | 0.90 ± 0.01 | 0.95 ± 0.01 |" in first
     assert "| 0.0920 ± 0.0010 | **0.0820 ± 0.0010** | 0.10 ± 0.00 |" in second
-    assert "| kin8nm | 0.3, mean | 1, laplace |" in lines
+    assert "| kin8nm | 7 | 0.3 | 1, largest |" in lines
 
 
 def test_differences_are_paired_and_bold_where_they_are_clear():
     rmse = {"MAP": [1.0, 1.0], "VI": [1.0, 1.0], "VL": [1.0, 1.0]}
-    values = {"MAP": [-9.0, 5.0], "VI": [-9.0, 6.0], "VL": [-8.5, 5.7]}
+    values = {"MAP": [-9.0, 5.0], "VI": [-9.0, 6.0], "VL": [-8.4, 5.62]}
     lines = uci_markdown([TableSummary("boston", 20, {}, {"log_likelihood": values, "rmse": rmse})]).splitlines()
-    assert "| boston | **+0.600 ± 0.100** | +0.100 ± 0.400 |" in lines
+    assert "| boston | **+0.610 ± 0.010** | +0.110 ± 0.490 |" in lines
+    assert "| VL clearly better | 1 of 1 | 0 of 1 |" in lines
+    assert "| VL clearly worse | 0 of 1 | 0 of 1 |" in lines
+
+
+def test_with_two_splits_two_standard_errors_are_not_clear():
+    values = {"MAP": [0.0, 0.0], "VL": [0.3, 0.5]}  # four standard errors, but t has one degree of freedom
+    lines = uci_markdown([TableSummary("boston", 20, {}, {"log_likelihood": values, "rmse": values})]).splitlines()
+    assert "| boston | +0.400 ± 0.100 |" in lines
 
 
 def test_every_published_method_is_cited():
@@ -50,7 +58,12 @@ def test_json_holds_every_split_and_what_was_chosen(tmp_path):
     assert content == json.loads(json.dumps(uci_json([FOUND])))
     (table,) = content["tables"]
     assert table["splits"] == {"done": 2, "of": 20, "diverged": 1}
-    assert table["chosen"]["Laplace"] == {"beta": 1.0, "by": "laplace-1", "held_out_log_likelihood": -2.8}
+    assert table["chosen"]["Laplace"] == {
+        "beta": 1.0,
+        "held_out_log_likelihood": -2.8,
+        "trials": 7,
+        "edge": "largest",
+    }
     assert table["rmse"]["VL"]["splits"] == [0.081, 0.083]
     assert table["rmse"]["VL"]["best"]
     assert not table["rmse"]["MAP"]["best"]

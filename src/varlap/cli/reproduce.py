@@ -67,11 +67,22 @@ def reproduce(
     """
     log_to_stderr(quiet or as_json)
     with user_mistakes():
+        _check_budget(budget)
         if what == "uci":  # tables with splits of their own, no grid of images
-            _refuse_for_uci(recipe=recipe is not Recipe.paper, seeds=seeds, final=final, again=again, settings=settings)
-            reproduce_uci(
-                out or Path("runs/uci"), data=data or (), splits=splits, epochs=epochs, budget=budget, as_json=as_json
+            _refuse_for_uci(
+                {
+                    "--recipe": recipe is not Recipe.paper,
+                    "--seeds": seeds,
+                    "--final": final,
+                    "--again": again,
+                    "--no-linearised": not linearised,
+                    "--set": settings,
+                }
             )
+            if device not in (None, "cpu"):
+                raise ConfigError(f"--device {device}: uci runs on the CPU, its networks being so small; leave it out")
+            chosen = {"data": data or (), "splits": splits, "epochs": epochs, "budget": budget}
+            reproduce_uci(out or Path("runs/uci"), **chosen, quiet=quiet, as_json=as_json)
             return
         if what not in (names := [*Experiment.names(), "uci"]) and not what.endswith(".toml"):
             raise ConfigError(f"there is no experiment {what!r}; {did_you_mean(what, names)}")
@@ -80,7 +91,7 @@ def reproduce(
         changes = _changes(data, epochs, seeds, linearised, settings)
         experiment = _experiment(what, recipe.value, changes)
         store = Store(out or Path("runs") / (experiment.name if experiment.name == "miniature" else "paper"))
-        _check(budget, store)
+        _make_folder(store)
         check_data(experiment.specs)
         chosen_device = choose_device(device)
         progress = GridProgress(quiet=quiet or as_json)
@@ -105,10 +116,9 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _refuse_for_uci(**given: Any) -> None:
-    for name, value in given.items():
+def _refuse_for_uci(given: dict[str, Any]) -> None:
+    for option, value in given.items():
         if value:
-            option = "--set" if name == "settings" else f"--{name}"
             raise ConfigError(f"{option} is for images; uci takes --data, --splits, --epochs, --budget and --out")
 
 
@@ -147,9 +157,12 @@ def _value(text: str) -> Any:
         return text
 
 
-def _check(budget: float | None, store: Store) -> None:
+def _check_budget(budget: float | None) -> None:
     if budget is not None and not budget > 0:
         raise ConfigError(f"--budget {budget:g} must be a positive number of minutes")
+
+
+def _make_folder(store: Store) -> None:
     try:
         store.folder.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     except OSError as error:

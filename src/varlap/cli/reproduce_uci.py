@@ -15,29 +15,36 @@ from varlap.cli.mistakes import user_mistakes
 from varlap.errors import Interrupted
 from varlap.experiments.uci import Progress, UCIExperiment
 from varlap.experiments.uci.summary import TableSummary, summarise
-from varlap.report.uci import TITLES, uci_json, write_uci
+from varlap.report.uci import TITLES, estimate_text, uci_json, write_uci
 from varlap.training.progress_text import duration
 
 
 def reproduce_uci(
-    out: Path, *, data: Sequence[str], splits: int | None, epochs: int | None, budget: float | None, as_json: bool
+    out: Path,
+    *,
+    data: Sequence[str],
+    splits: int | None,
+    epochs: int | None,
+    budget: float | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Compare MAP, Laplace, VI and VL on UCI regression: test log-likelihood and RMSE, beside published figures.
 
     The tables are read from `uci` or `uci.tar.xz` in the data folder. Writes a JSON file a table, report.md and
-    report.json; what is there is not computed again.
+    report.json, which show all that the folder holds; what is there is not computed again.
     """
     with user_mistakes():
         changes: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
         experiment = UCIExperiment.of(out, data, splits, **changes)
         try:
-            with _bar(silent=as_json) as tell:
+            with _bar(silent=quiet or as_json) as tell:
                 complete = experiment.run(None if budget is None else 60 * budget, tell)
         except Interrupted as stop:
             typer.echo(f"varlap: stopped; what is finished is in {out}, and the same command carries on", err=True)
             raise typer.Exit(stop.exit_status) from None
         found = summarise(experiment)
-        path = write_uci(found, out)
+        path = write_uci(summarise(UCIExperiment.stored(out)), out)
     if as_json:
         typer.echo(json.dumps({"complete": complete, "page": str(path), **uci_json(found)}, allow_nan=False))
         return
@@ -57,11 +64,9 @@ def _table(found: list[TableSummary], score: str, title: str) -> Table:
     for one in found:
         cells = []
         for method in methods:
-            estimate = one.estimate(score, method)
-            error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.2g}"
-            text = f"{estimate.mean:.3g}{error}"
+            text = estimate_text(one, score, method)
             cells.append(f"[bold green]{text}[/]" if method in one.best(score) else text)
-        table.add_row(one.data, f"{one.num_done}/{one.num_splits}", *cells)
+        table.add_row(one.name, f"{one.num_done}/{one.num_splits}", *cells)
     return table
 
 

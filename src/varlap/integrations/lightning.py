@@ -24,7 +24,7 @@ from varlap.training.settings import FitSettings
 try:
     from lightning.pytorch import LightningModule
     from lightning.pytorch.plugins.io import CheckpointIO
-    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] != "lightning":  # what it needs itself is another matter
         raise
@@ -215,7 +215,8 @@ class LightningBNN(LightningModule):
                 "gradients would underflow before a scaler sees them; choose '32-true', 'bf16-mixed' or '64-true'"
             )
         strategy = self.trainer.strategy
-        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+        # DeepSpeed's is a subclass of DDP's, but has its own backward pass and keeps parts of the state on each rank.
+        if isinstance(strategy, DeepSpeedStrategy) or not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
             raise ConfigError(
                 f"{type(strategy).__name__} shards or moves the weights, which then have no second derivative; choose "
                 "Trainer(strategy='ddp')"

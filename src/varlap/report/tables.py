@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -144,13 +144,12 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return a pipe table; best values are bold."""
-        head = ["method", *(markdown_text(column.heading) for column in self.columns)]
-        lines = [head, ["---", *("---:" for _ in self.columns)]]
+        lines = []
         for row in self.rows:
             name = f"{row.name} ({row.num_runs} runs)" if row.num_runs > 1 else row.name
             cells = [_markdown_cell(row.cells.get(column.key)) for column in self.columns]
             lines.append([markdown_text(name), *cells])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return pipe_table(["method", *(markdown_text(column.heading) for column in self.columns)], lines)
 
     def to_rich(self, title: str, *, ranges: bool = True, turned: bool = False) -> "RichTable":
         """Return a table for the terminal; turned, the methods stand side by side: narrower where they are few."""
@@ -288,6 +287,18 @@ def _decimals(largest: float) -> int:
 
 def _number(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}" if math.isfinite(value) else str(value)
+
+
+def pipe_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of cells, all but the first of a row to the right.
+
+    >>> print(pipe_table(["data", "RMSE"], [["boston", "**3.1**"]]))
+    | data | RMSE |
+    | --- | ---: |
+    | boston | **3.1** |
+    """
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def markdown_text(text: str) -> str:

@@ -34,7 +34,7 @@ LARGEST_STEP = 10**12 - 1
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.(safetensors|json)")
 STEP_NAME = re.compile(r"step-[0-9]{12}")
-LEFTOVER = re.compile(r"\..+\.(?P<pid>[0-9]{1,10})-(?P<run>[0-9a-f]{8})-[0-9]+\.(?P<kind>tmp|old)")
+LEFTOVER = re.compile(r"\.(?P<of>.+)\.(?P<pid>[0-9]{1,10})-(?P<run>[0-9a-f]{8})-[0-9]+\.(?P<kind>tmp|old)")
 
 _RUN = secrets.token_hex(4)  # tells this process from an earlier one that had its pid, as the first in a container has
 _count = itertools.count()
@@ -60,12 +60,17 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    path: Path | str, tensors: Mapping[str, Mapping[str, Tensor]], documents: Mapping[str, Any]
+    path: Path | str,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    documents: Mapping[str, Any],
+    *,
+    replace: bool = False,
 ) -> None:
-    """Write a checkpoint, whole or not at all; `path` must not exist yet.
+    """Write a checkpoint, whole or not at all; `path` must not exist yet, unless it is to be replaced.
 
-    Everything is written to a hidden folder beside `path`, brought to the disk, and renamed. Documents are made of
-    dicts with text keys, lists (tuples become lists), text, finite numbers, booleans and None.
+    Everything is written to a hidden folder beside `path`, brought to the disk, and renamed. What is replaced gets a
+    hidden name just before and is deleted just after; where the process is killed between, `surviving` finds it.
+    Documents are made of dicts with text keys, lists (tuples become lists), text, finite numbers, booleans and None.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,9 +90,9 @@ def write_checkpoint(
                 f"{path}: {name!r} cannot be a file of a checkpoint; use a name of at most 100 letters, digits, "
                 "'_' and '-' other than 'manifest'"
             )
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not replace:
         raise CheckpointError(f"{path} exists already; delete it first, or choose another path")
-    temporary = _hidden(path, "tmp")
+    temporary, old = _hidden(path, "tmp"), _hidden(path, "old")
     identity = None
     try:
         with _write_errors(path):
@@ -97,6 +102,8 @@ def write_checkpoint(
             files = {name: _write_file(temporary / name, make()) for name, make in contents.items()}
             _write_file(temporary / MANIFEST, _sealed({"format": FORMAT, "version": VERSION, "files": files}))
             _sync_folder(temporary)
+            if replace and os.path.lexists(path):
+                _rename(path, old)
             _rename(temporary, path)
             _sync_folder(path.parent)
         _known_whole.add((path.absolute(), identity))
@@ -105,8 +112,24 @@ def write_checkpoint(
         with contextlib.suppress(OSError):
             if identity is not None and path.stat().st_ino == identity:
                 os.rename(path, temporary)
+        with contextlib.suppress(OSError):  # where nothing was replaced yet, there is none
+            os.rename(old, path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    for hidden in _leftovers_of(path) if replace else ():
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def surviving(path: Path) -> Path:
+    """Return a checkpoint's path, or where it is if a process was killed just as it was being replaced.
+
+    >>> surviving(Path("nowhere")).name
+    'nowhere'
+    """
+    if os.path.lexists(path):
+        return path
+    replaced = (hidden for hidden in _leftovers_of(path) if hidden.suffix == ".old")
+    return max(replaced, key=os.path.getmtime, default=path)
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:
@@ -338,6 +361,12 @@ def _is_whole(path: Path) -> bool:
         return (path.absolute(), path.stat().st_ino) in _known_whole or bool(read_checkpoint(path))
     except OSError:
         return False
+
+
+def _leftovers_of(path: Path) -> list[Path]:
+    """Return the hidden folders that killed processes left of a path."""
+    found = [(hidden, LEFTOVER.fullmatch(hidden.name)) for hidden in _entries(path.parent)]
+    return [hidden for hidden, match in found if match and match["of"] == path.name and _is_leftover(hidden.name)]
 
 
 def _is_leftover(name: str) -> bool:

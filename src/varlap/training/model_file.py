@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from varlap.errors import CheckpointError, ConfigError, NetworkError
 from varlap.likelihoods import Categorical, Gaussian, Likelihood, choose_likelihood
 from varlap.likelihoods.choose import BUILT_IN
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior
-from varlap.training.checkpoint import read_checkpoint, write_checkpoint
+from varlap.training.checkpoint import read_checkpoint, surviving, write_checkpoint
 from varlap.training.encoding import tensor_bytes
 
 MODEL = "model"
@@ -50,16 +49,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mapping
     ...     load(f"{folder}/model", nn.Linear(2, 1)).likelihood
     Gaussian()
     """
-    contents = {MODEL: dict(tensors)}, {MODEL: dict(description)}
-    replaces = (path / "model.json").is_file() and not (path / "state.json").exists()
-    if not replaces:  # what is no model, or the checkpoint of a run, stays, with an error
-        write_checkpoint(path, *contents)
-        return
-    new, old = (path.with_name(f".{path.name}.{kind}.{os.getpid()}") for kind in ("new", "old"))
-    write_checkpoint(new, *contents)
-    path.rename(old)
-    new.rename(path)
-    shutil.rmtree(old)
+    is_model = (path / "model.json").is_file() and not (path / "state.json").exists()
+    path = path.resolve() if is_model else path  # a link stays a link
+    # What is no model, or the checkpoint of a run, stays, with an error.
+    replace = is_model or not os.path.lexists(path)
+    write_checkpoint(path, {MODEL: dict(tensors)}, {MODEL: dict(description)}, replace=replace)
 
 
 def load(
@@ -95,8 +89,14 @@ def load(
     if (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path} is a run; give one of its models: {path}/model or {path}/checkpoints/step-…")
     if path.is_file():
-        path = _beside(path)
-    checkpoint = read_checkpoint(path)
+        folder = beside(path.resolve())  # Lightning's last.ckpt may be a link to the newest one
+        if not surviving(folder).is_dir():
+            raise CheckpointError(
+                f"{path} is a file, which varlap does not read, and the model that LightningBNN writes beside it is "
+                f"not there ({folder.name}); give a folder that BNN.save wrote"
+            )
+        path = folder
+    checkpoint = read_checkpoint(surviving(path))
     tensors, description = checkpoint.tensors.get(MODEL), checkpoint.documents.get(MODEL)
     if tensors is None or not isinstance(description, dict):
         raise CheckpointError(f"{path} is a checkpoint without a model; give a folder that BNN.save wrote")
@@ -137,16 +137,6 @@ def beside(file: Path) -> Path:
     'last.model'
     """
     return file.with_name(file.name.removesuffix(".ckpt") + BESIDE)
-
-
-def _beside(file: Path) -> Path:
-    folder = beside(file.resolve())  # Lightning's last.ckpt may be a link to the newest one
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{file} is a file, which varlap does not read, and the model that LightningBNN writes beside it is not "
-            f"there ({folder.name}); give a folder that BNN.save wrote"
-        )
-    return folder
 
 
 def _put(path: Path, bnn: BNN, tensors: dict[str, Tensor]) -> None:

@@ -5,10 +5,10 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
 from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.evaluation import origin
-from varlap.experiments.uci.spec import TableRecipe, TableRun
+from varlap.experiments.uci.spec import TRAINED, TableRecipe, TableRun
 from varlap.experiments.uci.store import TableResult, TableStore
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
@@ -29,12 +29,11 @@ from varlap.training import fit
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"map": MAP, "vi": VI, "vl": VL}
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "softplus": nn.Softplus}
-WAYS: dict[str, tuple[str, ...]] = {
-    "map": ("mean",),
-    "vi": ("mean", "sampled", "linearised"),
-    "vl": ("mean", "sampled", "linearised"),
-}
-"""how a trained method may predict; Laplace is linearised, on the mean of MAP"""
+WAY = {"map": "mean", "vi": "linearised", "vl": "linearised"}
+"""how a trained method predicts: MAP has no variances, and the others, as Laplace on MAP's mean, go through them alike;
+β is all that is chosen"""
+OTHER_WAYS = ("mean", "sampled", "linearised")
+"""what VI and VL are scored by as well"""
 COST = {"map": 1.0, "vi": 1.4, "vl": 1.7}
 """of a step, as a multiple of MAP's, to tell the time left"""
 SPLITS_AT_ONCE = 5  # of each table in turn, so that a run that is stopped has some of all
@@ -43,19 +42,28 @@ SMALLEST_FIRST = ("yacht", "boston", "energy", "concrete", "wine", "power", "kin
 
 
 @dataclass(frozen=True)
-class Choice:
+class Tuned:
     """What held-out rows chose for a method.
 
-    >>> Choice(0.1, "mean", -2.5).beta
-    0.1
+    >>> Tuned.of({0.1: -2.7, 1.0: -2.5})
+    Tuned(beta=1.0, log_likelihood=-2.5, num_trials=2, edge='largest')
     """
 
     beta: float
     """of the objective, or of Laplace's variances"""
-    way: str
-    """of predicting: mean, sampled, linearised or laplace-BETA"""
     log_likelihood: float
     """of the held-out rows, averaged over the tuning splits"""
+    num_trials: int
+    """how many β were tried"""
+    edge: Literal["", "smallest", "largest"] = ""
+    """where the chosen β is the smallest or the largest that was tried, so that others might be better"""
+
+    @staticmethod
+    def of(trials: Mapping[float, float]) -> "Tuned":
+        """Choose the β of the best log-likelihood."""
+        beta = max(trials, key=lambda beta: trials[beta])
+        edge = "smallest" if beta == min(trials) else "largest" if beta == max(trials) else ""
+        return Tuned(beta, trials[beta], len(trials), edge)
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,17 @@ class UCIExperiment:
         recipes = tuple(TableRecipe.named(name, **changes) for name in SMALLEST_FIRST if name in names)
         return UCIExperiment(TableStore(out), recipes, num_splits, folder)
 
+    @staticmethod
+    def stored(out: str | Path) -> "UCIExperiment":
+        """Take the shipped recipes of all that a folder holds, each for every number of epochs that was run.
+
+        >>> UCIExperiment.stored("nowhere").recipes
+        ()
+        """
+        store = TableStore(out)
+        lengths = {(name, result.run.epochs) for name in store.tables() for result in store.results(name)}
+        return UCIExperiment(store, tuple(TableRecipe.named(name, epochs=epochs) for name, epochs in sorted(lengths)))
+
     def run(self, budget_s: float | None = None, tell: Callable[[Progress], None] = lambda _: None) -> bool:
         """Compute what is missing, within the time if there is one; return whether all is there."""
         start = time.monotonic()
@@ -128,10 +147,10 @@ class UCIExperiment:
         tell(Progress(total, total, "done", 0.0))
         return True
 
-    def choices(self, recipe: TableRecipe) -> dict[str, Choice] | None:
+    def tuned(self, recipe: TableRecipe) -> dict[str, Tuned] | None:
         """Return what held-out rows choose for map, vi, vl and laplace; None where they are not all there yet."""
         found = [self.store.get(run) for run in recipe.tuning_runs()]
-        return None if None in found else choose(recipe, [one for one in found if one is not None])
+        return None if None in found else choose_betas(recipe, [one for one in found if one is not None])
 
     def _runs(self, tables: dict[str, TableData]) -> Iterator[TableRun]:
         for recipe in self.recipes:
@@ -141,16 +160,16 @@ class UCIExperiment:
             yield from self._final(recipe, range(first, first + SPLITS_AT_ONCE), tables)
 
     def _final(self, recipe: TableRecipe, splits: range, tables: dict[str, TableData]) -> list[TableRun]:
-        chosen = self.choices(recipe)
+        chosen = self.tuned(recipe)
         assert chosen is not None
         last = min(splits.stop, self._count(tables[recipe.data]))
-        betas = {method: choice.beta for method, choice in chosen.items()}
+        betas = {method: one.beta for method, one in chosen.items()}
         return recipe.final_runs(betas, range(splits.start, last))
 
     def _estimated(self, tables: dict[str, TableData]) -> Iterator[list[TableRun]]:
         """Yield runs that take as long as those to come, whatever β will be chosen."""
         for recipe in self.recipes:
-            any_beta = {method: betas[0] for method, betas in recipe.betas.items()}
+            any_beta: dict[str, float] = dict.fromkeys(TRAINED, recipe.betas[0])
             yield recipe.tuning_runs()
             yield recipe.final_runs(any_beta, range(self._count(tables[recipe.data])))
 
@@ -181,19 +200,18 @@ def compute(table: TableData, run: TableRun) -> TableResult:
     return TableResult(run, scores, seconds, origin(), failure)
 
 
-def choose(recipe: TableRecipe, found: Sequence[TableResult]) -> dict[str, Choice]:
-    """Choose β and the way of predicting by the log-likelihood of held-out rows, averaged over the tuning splits.
+def choose_betas(recipe: TableRecipe, found: Sequence[TableResult]) -> dict[str, Tuned]:
+    """Choose β by the log-likelihood of held-out rows, averaged over the tuning splits, out of as many for each method.
 
     Laplace's variances are chosen on the means that MAP chose. A β that diverged in one of the splits is not chosen.
     """
-    choices = {}
-    for method, ways in WAYS.items():
-        trials = {(beta, way): _held_out(found, method, beta, way) for beta in recipe.betas[method] for way in ways}
-        choices[method] = _best(recipe.data, method, trials)
-    mean = choices["map"].beta
-    ways = {beta: laplace_way(beta) for beta in recipe.betas["laplace"]}
-    trials = {(beta, way): _held_out(found, "map", mean, way) for beta, way in ways.items()}
-    return choices | {"laplace": _best(recipe.data, "laplace", trials)}
+    chosen = {
+        method: _best(recipe, method, {beta: _held_out(found, method, beta, way) for beta in recipe.betas})
+        for method, way in WAY.items()
+    }
+    mean = chosen["map"].beta
+    trials = {beta: _held_out(found, "map", mean, laplace_way(beta)) for beta in recipe.betas}
+    return chosen | {"laplace": _best(recipe, "laplace", trials)}
 
 
 def laplace_way(beta: float) -> str:
@@ -210,11 +228,14 @@ def _held_out(found: Sequence[TableResult], method: str, beta: float, way: str) 
     return statistics.mean(one.scores[way]["log_likelihood"] if one.scores else -math.inf for one in runs)
 
 
-def _best(data: str, method: str, trials: dict[tuple[float, str], float]) -> Choice:
-    (beta, way), log_likelihood = max(trials.items(), key=lambda trial: trial[1])
-    if log_likelihood == -math.inf:
-        raise ConfigError(f"{data}, {method}: the training diverged for every β; lower the recipe's lr")
-    return Choice(beta, way, log_likelihood)
+def _best(recipe: TableRecipe, method: str, trials: dict[float, float]) -> Tuned:
+    best = Tuned.of(trials)
+    if best.log_likelihood == -math.inf:
+        raise ConfigError(
+            f"{recipe.data}, {method}: the training diverged for every β at the learning rate {recipe.lr:g}; try a "
+            f'smaller one: UCIExperiment.of(out, data=["{recipe.data}"], lr={recipe.lr / 4:g})'
+        )
+    return best
 
 
 def _scores(bnn: BNN, task: TableTask, run: TableRun) -> dict[str, dict[str, float]]:

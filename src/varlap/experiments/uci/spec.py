@@ -68,15 +68,15 @@ class TableRecipe:
     """How a table is run: settings of all its runs, and what β is chosen from.
 
     >>> recipe = TableRecipe.named("boston")
-    >>> len(recipe.tuning_runs()) == 3 * 4 * 2  # methods, β and splits
+    >>> len(recipe.tuning_runs()) == 3 * 9 * 2  # methods, β and splits
     True
     """
 
     data: str
     epochs: int
     batch_size: int
-    betas: Mapping[str, tuple[float, ...]]
-    """what β is chosen from: of map, vi, vl and laplace"""
+    betas: tuple[float, ...]
+    """what β of every method is chosen from, Laplace's as well: as many trials for each"""
     hidden: int = 50
     activation: Activation = "tanh"
     lr: float = 0.02
@@ -93,15 +93,9 @@ class TableRecipe:
             raise ConfigError(
                 f"a recipe has validation = {self.validation}; it must be a part of the rows, such as 0.2"
             )
-        wanted = (*TRAINED, "laplace")
-        if sorted(self.betas) != sorted(wanted) or len({len(betas) for betas in self.betas.values()}) != 1:
-            raise ConfigError(
-                f"a recipe has betas of {', '.join(self.betas)}; give as many for each of {', '.join(wanted)}: every "
-                "method is tuned over the same number of trials"
-            )
-        for betas in self.betas.values():
-            if not betas or not all(beta > 0 for beta in betas):
-                raise ConfigError("a recipe has betas that are not positive, or none")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if not self.betas or not all(beta > 0 for beta in self.betas):
+            raise ConfigError(f"a recipe has betas = {self.betas}; give at least one, all of them positive")
 
     @classmethod
     def named(cls, data: str, **changes: Any) -> "TableRecipe":
@@ -114,11 +108,10 @@ class TableRecipe:
         content = _shipped()
         _check_choice("a recipe", "data", data, UCI_SETS)
         known = [field.name for field in dataclasses.fields(cls)]
-        settings = {"betas": content["betas"], **content["common"], **content["sets"][data], **changes, "data": data}
+        settings = {**content["common"], **content["sets"][data], **changes, "data": data}
         for name in settings:
             _check_choice("a recipe", "setting", name, known)
-        betas = {method: tuple(values) for method, values in settings.pop("betas").items()}
-        return cls(**settings, betas=betas)
+        return cls(**settings)
 
     def tuning_runs(self) -> list[TableRun]:
         """Return the runs whose held-out rows choose β."""
@@ -126,7 +119,7 @@ class TableRecipe:
             self._run(method, split, beta, tuning=True)
             for split in range(self.tuning_splits)
             for method in TRAINED
-            for beta in self.betas[method]
+            for beta in self.betas
         ]
 
     def final_runs(self, betas: Mapping[str, float], splits: range) -> list[TableRun]:
@@ -146,7 +139,7 @@ class TableRecipe:
             activation=self.activation,
             lr=self.lr,
             validation=self.validation,
-            laplace_betas=self.betas["laplace"] if method == "map" else (),
+            laplace_betas=self.betas if method == "map" else (),
             seed=self.seed,
         )
 

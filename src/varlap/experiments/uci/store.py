@@ -1,16 +1,23 @@
 """Results of the UCI experiment: a JSON file for each table, a line for each run."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from varlap.data import UCI_SETS
-from varlap.errors import CheckpointError, DataError
+from varlap.errors import CheckpointError, DataError, VarlapError
 from varlap.experiments.uci.spec import TableRun
 from varlap.files import replace_file
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows; there only one process may write into a folder
+    fcntl = None
 
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -37,7 +44,7 @@ class TableResult:
 
 
 class TableStore:
-    """Results by run, in a folder that can be committed: NAME.json for each table.
+    """Results by run, in a folder that can be committed: NAME.json for each table. Several processes may write into it.
 
     >>> import tempfile
     >>> store = TableStore(tempfile.mkdtemp())
@@ -50,7 +57,7 @@ class TableStore:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self._results: dict[str, dict[TableRun, TableResult]] = {}
 
     def get(self, run: TableRun) -> TableResult | None:
@@ -58,14 +65,19 @@ class TableStore:
         return self._of(run.data).get(run)
 
     def put(self, result: TableResult) -> None:
-        """Keep a result: the table's file is replaced by one that holds it, whole or not at all."""
-        results = self._of(result.run.data)
-        results[result.run] = result
-        lines = [json.dumps(dataclasses.asdict(one), allow_nan=False) for one in results.values()]
-        content = '{"runs": [\n' + ",\n".join(lines) + "\n]}\n"
+        """Keep a result: the table's file is replaced by one that holds it too, whole or not at all."""
+        data = result.run.data
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path(result.run.data), content.encode())
+            with _locked(self.folder):  # what another process has kept since this one read the file stays
+                self._results.pop(data, None)
+                results = self._of(data)
+                results[result.run] = result
+                lines = [json.dumps(dataclasses.asdict(one), allow_nan=False) for one in results.values()]
+                content = '{"runs": [\n' + ",\n".join(lines) + "\n]}\n"
+                replace_file(self._path(data), content.encode())
+        except VarlapError:
+            raise
         except OSError as error:
             raise CheckpointError(
                 f"the results in {self.folder} cannot be written: {error}; choose another out"
@@ -92,6 +104,20 @@ class TableStore:
 
     def _path(self, data: str) -> Path:
         return self.folder / f"{data}.json"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for this folder."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which gives the lock back, as the end of the process does
 
 
 def _read(path: Path) -> list[TableResult]:

@@ -5,14 +5,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from varlap.experiments.uci.run import WAYS, Choice, UCIExperiment
+from varlap.experiments.uci.run import OTHER_WAYS, WAY, Tuned, UCIExperiment, laplace_way
 from varlap.experiments.uci.spec import NUM_SPLITS, TRAINED, TableRecipe
 from varlap.experiments.uci.store import TableResult
 
 LABELS = {"map": "MAP", "laplace": "Laplace", "vi": "VI", "vl": "VL"}
 """what a table calls the methods, in its order"""
 BETTER = {"log_likelihood": max, "rmse": min}
-CLEAR = 2.0  # standard errors of a paired difference, beyond which the best is said to be better
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
+"""97.5 % of Student's t with 1 to 19 degrees of freedom: so many standard errors make a difference clear at 5 %"""
 
 
 @dataclass(frozen=True)
@@ -20,18 +24,31 @@ class Estimate:
     """The mean over splits with its standard error.
 
     >>> Estimate.of([1.0, 3.0])
-    Estimate(mean=2.0, standard_error=1.0)
+    Estimate(mean=2.0, standard_error=1.0, num_values=2)
     """
 
     mean: float
     standard_error: float | None
     """None for one split"""
+    num_values: int = 1
 
     @staticmethod
     def of(values: Sequence[float]) -> "Estimate":
         """Return the mean and s/√n, with n − 1 in the variance s²."""
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        return Estimate(statistics.fmean(values), error)
+        return Estimate(statistics.fmean(values), error, len(values))
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the mean is not 0 by a two-sided t test at 5 %; of one value nothing can be said.
+
+        >>> Estimate.of([1.0, 3.0]).is_clear, Estimate.of([1.0, 1.1]).is_clear
+        (False, True)
+        """
+        if self.standard_error is None:
+            return False
+        quantile = T_QUANTILES[min(self.num_values - 1, len(T_QUANTILES)) - 1]
+        return abs(self.mean) > quantile * self.standard_error
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class TableSummary:
     data: str
     num_splits: int
     """how many splits the table has; `values` may have fewer"""
-    choices: Mapping[str, Choice]
+    tuned: Mapping[str, Tuned]
     """by held-out rows, of map, laplace, vi and vl"""
     values: Mapping[str, Mapping[str, Sequence[float]]]
     """`log_likelihood` and `rmse`, by method, a value for each split"""
@@ -56,6 +73,17 @@ class TableSummary:
     """trainings that diverged: their splits are left out, for all methods"""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """mean time to train, by method"""
+    epochs: int | None = None
+    """where they are others than the shipped recipe's"""
+
+    @property
+    def name(self) -> str:
+        """What a table calls the row.
+
+        >>> TableSummary("boston", 20, {}, {}, epochs=3).name
+        'boston, 3 epochs'
+        """
+        return self.data if self.epochs is None else f"{self.data}, {self.epochs} epoch{'s' * (self.epochs > 1)}"
 
     @property
     def num_done(self) -> int:
@@ -67,36 +95,28 @@ class TableSummary:
         return Estimate.of(self.values[score][method])
 
     def best(self, score: str) -> list[str]:
-        """Return the method of the best mean, and those whose difference from it is less than two standard errors.
-
-        The difference is paired, split by split.
-        """
+        """Return the method of the best mean, and those that do not clearly differ from it."""
         values = self.values[score]
         best = BETTER[score](values, key=lambda method: statistics.fmean(values[method]))
-        return [method for method in values if method == best or not self.differ(score, method, best)]
+        return [method for method in values if method == best or not self.difference(score, method, best).is_clear]
 
     def difference(self, score: str, method: str, other: str) -> Estimate:
         """Return the mean difference of two methods, split by split: most of what varies between splits cancels."""
         pairs = zip(self.values[score][method], self.values[score][other], strict=True)
         return Estimate.of([one - another for one, another in pairs])
 
-    def differ(self, score: str, method: str, other: str) -> bool:
-        """Whether two methods differ by more than two standard errors; of one split nothing can be said."""
-        found = self.difference(score, method, other)
-        return found.standard_error is None or abs(found.mean) > CLEAR * found.standard_error
-
 
 def summarise(experiment: UCIExperiment) -> list[TableSummary]:
     """Summarise what the store holds of each recipe; tables without a complete split are left out."""
     found = [_summary(experiment, recipe) for recipe in experiment.recipes]
-    return sorted((one for one in found if one is not None), key=lambda one: one.data)
+    return sorted((one for one in found if one is not None), key=lambda one: (one.data, one.epochs or 0))
 
 
 def _summary(experiment: UCIExperiment, recipe: TableRecipe) -> TableSummary | None:
-    chosen = experiment.choices(recipe)
+    chosen = experiment.tuned(recipe)
     if chosen is None:
         return None
-    betas = {method: choice.beta for method, choice in chosen.items()}
+    betas = {method: one.beta for method, one in chosen.items()}
     num_splits = NUM_SPLITS[recipe.data]
     last = min(num_splits, experiment.num_splits or num_splits)
     splits: list[dict[str, TableResult]] = []
@@ -112,8 +132,9 @@ def _summary(experiment: UCIExperiment, recipe: TableRecipe) -> TableSummary | N
         splits.append({one.run.method: one for one in present})
     if not splits:
         return None
-    ways = {LABELS[name]: (_trained(name), chosen[name].way) for name in LABELS}
-    fixed = {f"{LABELS[name]}, {way}": (name, way) for name in ("vi", "vl") for way in WAYS[name]}
+    by_method = WAY | {"laplace": laplace_way(chosen["laplace"].beta)}
+    ways = {label: ("map" if name == "laplace" else name, by_method[name]) for name, label in LABELS.items()}
+    fixed = {f"{LABELS[name]}, {way}": (name, way) for name in ("vi", "vl") for way in OTHER_WAYS}
     return TableSummary(
         recipe.data,
         num_splits,
@@ -122,6 +143,7 @@ def _summary(experiment: UCIExperiment, recipe: TableRecipe) -> TableSummary | N
         {score: _values(splits, fixed, score) for score in BETTER},
         num_failed,
         {LABELS[name]: statistics.fmean(split[name].seconds for split in splits) for name in TRAINED},
+        None if recipe.epochs == TableRecipe.named(recipe.data).epochs else recipe.epochs,
     )
 
 
@@ -129,7 +151,3 @@ def _values(
     splits: Sequence[Mapping[str, TableResult]], ways: Mapping[str, tuple[str, str]], score: str
 ) -> dict[str, list[float]]:
     return {label: [split[method].scores[way][score] for split in splits] for label, (method, way) in ways.items()}
-
-
-def _trained(name: str) -> str:
-    return "map" if name == "laplace" else name
