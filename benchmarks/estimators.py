@@ -50,7 +50,7 @@ UCI = {  # name: number of splits
     "protein-tertiary-structure": 2,
 }
 NUM_FOLDS = 5
-MOST_TRAINING_ROWS = 10_000  # which only naval propulsion and protein have more of
+MOST_TRAINING_ROWS = 10_000  # naval propulsion and protein have more
 SMALLEST_PROBABILITY = 1e-15
 HELD_OUT = "MLP, held out"
 

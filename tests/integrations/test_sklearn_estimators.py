@@ -65,9 +65,9 @@ def test_standard_deviation_is_that_of_the_linearised_posterior_and_the_noise():
 
 
 def test_far_from_the_data_the_regressor_is_less_sure():
-    X, y = line(100)
+    X, y = line(200)
     _, std = varlap.VLRegressor(random_state=0).fit(X, y).predict([[0.0], [20.0]], return_std=True)
-    assert std[1] > 1.5 * std[0]
+    assert std[1] > 1.4 * std[0]
 
 
 def test_several_targets_have_each_their_own_noise_and_scale():

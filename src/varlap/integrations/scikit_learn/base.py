@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from varlap.errors import ConfigError
-from varlap.integrations.scikit_learn.sizing import Plan, hidden_units, is_small, plan
+from varlap.integrations.scikit_learn.sizing import BySize, Plan, is_small, plan
 from varlap.integrations.scikit_learn.tempering import best_beta
 from varlap.likelihoods import Likelihood, Prediction
 from varlap.models import mlp
@@ -33,10 +33,7 @@ BETAS = (0.01, 0.03, 0.1, 0.3, 1.0)  # what "cv" chooses from
 class VLEstimator(BaseEstimator, ABC):
     """A table's network, its posterior and its training; the targets are the subclasses' part."""
 
-    _default_beta: ClassVar[float]
-    _default_prior: ClassVar[Prior]
-    _lr_of_all_rows: ClassVar[float]
-    """where every step sees the whole table; batches have their own"""
+    _defaults: ClassVar[BySize]
     n_features_in_: int
 
     def __init__(
@@ -97,7 +94,7 @@ class VLEstimator(BaseEstimator, ABC):
             self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             if self.beta is not None and not isinstance(self.beta, Real):
                 raise ConfigError(f"partial_fit sees too little to choose beta={self.beta!r}; give a number")
-            self.beta_ = self._default_beta if self.beta is None else float(self.beta)
+            self.beta_ = self._defaults.of(_total(weights, X)).beta if self.beta is None else float(self.beta)
             self._scaler = StandardScaler()
             self._num_seen, self._num_calls = 0.0, 0
         self._learn_targets(y, weights)
@@ -140,14 +137,15 @@ class VLEstimator(BaseEstimator, ABC):
     # -- training ---------------------------------------------------------------------------------------------------
 
     def _make_network(self, num_rows: int, num_data: float, by_batches: bool = False) -> None:
-        hidden = hidden_units(num_data) if self.hidden is None else tuple(self.hidden)
+        defaults = self._defaults.of(num_data)
+        hidden = defaults.hidden if self.hidden is None else tuple(self.hidden)
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
-        bnn = BNN(network, self._likelihood(), prior=self._default_prior if self.prior is None else self.prior)
-        small = is_small(bnn, num_rows, num_outputs) and not by_batches
+        bnn = BNN(network, self._likelihood(), prior=defaults.prior if self.prior is None else self.prior)
+        small = is_small(bnn, num_rows, num_data, num_outputs) and not by_batches
         chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
-        self._plan: Plan = plan(num_rows, num_data, small, self._lr_of_all_rows, **chosen)
+        self._plan: Plan = plan(num_rows, num_data, small, defaults, **chosen)
         self.bnn_ = bnn.to(self.device, self._plan.dtype)
         self.network_ = bnn.network
 
@@ -191,7 +189,7 @@ class VLEstimator(BaseEstimator, ABC):
 
     def _chosen_beta(self, X: Any, y: Any, weights: Any) -> float:
         if self.beta is None or isinstance(self.beta, Real):
-            return self._default_beta if self.beta is None else float(self.beta)
+            return self._defaults.of(_total(weights, X)).beta if self.beta is None else float(self.beta)
         betas: Any = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
         if isinstance(betas, str) or not len(betas):
             raise ConfigError(

@@ -11,8 +11,8 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from varlap.integrations.scikit_learn.base import VLEstimator
+from varlap.integrations.scikit_learn.sizing import CLASSES
 from varlap.likelihoods import Categorical, Likelihood
-from varlap.posterior import FanInPrior
 
 
 class VLClassifier(ClassifierMixin, VLEstimator):
@@ -55,9 +55,7 @@ class VLClassifier(ClassifierMixin, VLEstimator):
            [0., 0., 1.]])
     """
 
-    _default_beta = 0.03
-    _default_prior = FanInPrior()
-    _lr_of_all_rows = 0.01
+    _defaults = CLASSES
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one more pass, over these rows.
