@@ -49,6 +49,7 @@ UCI = {  # name: number of splits
     "naval-propulsion-plant": 2,
     "protein-tertiary-structure": 2,
 }
+ALL = [*CLASSES, "diabetes", *UCI]
 NUM_FOLDS = 5
 MOST_TRAINING_ROWS = 10_000  # naval propulsion and protein have more
 SMALLEST_PROBABILITY = 1e-15
@@ -122,9 +123,9 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Average over splits, with standard errors; differences are taken split by split."""
     result: dict[str, Any] = {}
     for table in dict.fromkeys(run["table"] for run in runs):
-        names = dict.fromkeys(run["method"] for run in runs if run["table"] == table)
+        names = list(methods(table, seed=0))
         own = {name: [r for r in runs if r["table"] == table and r["method"] == name] for name in names}
-        if len({len(rows) for rows in own.values()}) > 1 or len(own["VL"]) < 2:  # not all are done
+        if len({len(rows) for rows in own.values()}) > 1 or len(own["VL"]) < 2:  # not all are done yet
             continue
         entry: dict[str, Any] = {"splits": len(own["VL"]), "training_rows": own["VL"][0]["training_rows"]}
         for score in own["VL"][0]["scores"]:
@@ -165,7 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # MLPs that have not converged say so
-    tables = args.tables or [*CLASSES, "diabetes", *(UCI if args.uci else ())]
+    tables = args.tables or [table for table in ALL if args.uci or table not in UCI]
     spec = {"seed": args.seed, "folds": NUM_FOLDS, "uci_splits": UCI, "most_training_rows": MOST_TRAINING_ROWS}
     runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     done = {(run["table"], run["split"], run["method"]) for run in runs}
@@ -177,6 +178,7 @@ def main() -> None:
         scores = methods(table, args.seed)[method](data)
         run = {"table": table, "split": number, "method": method, "scores": scores, "training_rows": len(data[0])}
         runs.append(run | {"cpu_s": time.process_time() - start})
+        runs.sort(key=lambda run: (ALL.index(run["table"]), run["split"]))
         versions = origin() | {"scikit-learn": sklearn.__version__}
         result = {"spec": spec, "origin": versions, "summary": summary(runs), "runs": runs}
         args.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -142,7 +142,7 @@ class VLEstimator(BaseEstimator, ABC):
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
-        bnn = BNN(network, self._likelihood(), prior=defaults.prior if self.prior is None else self.prior)
+        bnn = BNN(network, self._likelihood(), prior=self.prior)
         small = is_small(bnn, num_rows, num_data, num_outputs) and not by_batches
         chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
         self._plan: Plan = plan(num_rows, num_data, small, defaults, **chosen)

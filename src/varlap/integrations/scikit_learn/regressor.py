@@ -21,17 +21,16 @@ class VLRegressor(RegressorMixin, VLEstimator):
     step, with nothing left to chance: there a weight of 2 is a row given twice.
 
     Args:
-        hidden: sizes of the hidden layers; by default one layer of 50 units, or two from 1,000 rows on.
+        hidden: sizes of the hidden layers; by default one layer of 50 units, or two from 2,000 rows on.
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
-        beta: tempering of the KL; by default 0.5, or 0.1 from 1,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3
+        beta: tempering of the KL; by default 0.7, or 0.1 from 2,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3
             and 1 by the likelihood of held-out rows, a list among its own numbers.
         epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
         batch_size: rows a step; by default all of a small table, 256 of others.
         lr: learning rate of Adam, which falls to zero along a cosine; by default 0.03 for a small table,
             0.01 for others.
-        prior: of the weights, such as `varlap.OneScalePrior(1.0)`; by default `varlap.EmpiricalBayesPrior()`, or
-            `varlap.FanInPrior()` from 1,000 rows on.
+        prior: of the weights, such as `varlap.EmpiricalBayesPrior()`; by default `varlap.FanInPrior()`.
         how: the way to predict, "mean", "linearised" or "sampled"; by default linearised, in closed form: the mean
             network's mean, and a variance that grows away from the data.
         cv: folds, or a splitter of scikit-learn, for `beta="cv"`.

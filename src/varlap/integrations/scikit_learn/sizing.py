@@ -1,15 +1,15 @@
 """What is chosen where the user chose nothing: by the size of the table."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from varlap.curvature import DEFAULT, Curvature, ExactFisher
 from varlap.curvature.fisher import takes_items_at_once
-from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, Prior
+from varlap.posterior import BNN
 
-FEWEST_LARGE = 1000  # rows of a table that is not small
+FEWEST_LARGE = 2000  # rows of a table that is not small
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
 EXACT = ExactFisher(every=10, memory=0.5)
 LR_OF_BATCHES = 0.01
@@ -23,11 +23,10 @@ class Defaults:
 
     hidden: tuple[int, ...]
     beta: float
-    prior: Prior
     lr: float
     batch_size: int
-    warmup: float = 0.3
-    """part of the steps over which β rises: a learnt prior would prune weights that have not learnt yet"""
+    warmup: float
+    """part of the steps over which β rises"""
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,13 @@ class BySize:
         return self.small if num_data < FEWEST_LARGE else self.large
 
 
-_CLASSES = Defaults(hidden=(50,), beta=0.03, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0)
-CLASSES = BySize(_CLASSES, replace(_CLASSES, hidden=(100,)))
+CLASSES = BySize(
+    Defaults(hidden=(50,), beta=0.03, lr=0.01, batch_size=128, warmup=0.0),
+    Defaults(hidden=(100,), beta=0.03, lr=0.01, batch_size=128, warmup=0.0),
+)
 NUMBERS = BySize(
-    Defaults(hidden=(50,), beta=0.5, prior=EmpiricalBayesPrior(), lr=0.03, batch_size=128),
-    Defaults(hidden=(50, 50), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=256),
+    Defaults(hidden=(50,), beta=0.7, lr=0.03, batch_size=128, warmup=0.3),
+    Defaults(hidden=(50, 50), beta=0.1, lr=0.01, batch_size=256, warmup=0.3),
 )
 
 
