@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint docs bench reliability clean
+.PHONY: demo test test-all lint docs pictures package bench reliability clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -29,6 +29,15 @@ lint: .venv/.installed
 docs: .venv/.installed
 	$(BIN)/mkdocs build --strict
 
+# The pictures of the tutorials; about two minutes.
+pictures: .venv/.installed
+	$(BIN)/python docs/draw_pictures.py
+
+# Wheel and sdist in dist/; the test installs a wheel into an environment of its own and uses it there.
+package: .venv/.installed
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/pytest -m slow tests/test_wheel.py
+
 # glibc would give memory back to the system after every step, and take it again.
 bench: .venv/.installed
 	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 $(BIN)/varlap bench step
@@ -41,4 +50,4 @@ reliability: .venv/.installed
 	VARLAP_FIGURES=results/reliability/checkpoints.json $(BIN)/pytest -q -m '' tests/training/test_checkpoint.py
 
 clean:
-	rm -rf .venv site .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv dist site .pytest_cache .ruff_cache .import_linter_cache

@@ -201,9 +201,9 @@ class Frozen(nn.Linear):
             lambda: nn.Linear(2, 2),
             {"likelihood": "catgorical"},
             ConfigError,
-            "unknown likelihood 'catgorical': did you mean 'categorical'.*built in are categorical, bernoulli",
+            "unknown likelihood 'catgorical': did you mean 'categorical'",
         ),
-        (lambda: nn.Linear(2, 2), {"likelihood": "zip"}, ConfigError, "unknown likelihood 'zip': built in are"),
+        (lambda: nn.Linear(2, 2), {"likelihood": "zip"}, ConfigError, "unknown likelihood 'zip': choose"),
         (
             lambda: nn.Linear(2, 2),
             {"likelihood": nn.CrossEntropyLoss()},

@@ -1,7 +1,9 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 from signal import Signals
 
 
@@ -69,6 +71,31 @@ class Interrupted(VarlapError):
         return Interrupted, (self.signal, self.step, self.saved)  # by default a pickle gives the message alone
 
 
+class OutOfTime(VarlapError, TimeoutError):
+    """A training that stopped between two steps since its time was over.
+
+    Args:
+        step: how many steps are done.
+        saved: whether a checkpoint holds them.
+
+    >>> print(OutOfTime(step=120, saved=True))
+    the time was over after step 120; a checkpoint was saved and the same call carries on from there
+    """
+
+    def __init__(self, step: int, saved: bool) -> None:
+        after = (
+            "a checkpoint was saved and the same call carries on from there"
+            if saved
+            else "its steps are lost, since no checkpoint was saved; train with a run folder to keep them"
+        )
+        super().__init__(f"the time was over after step {step}; {after}")
+        self.step = step
+        self.saved = saved
+
+    def __reduce__(self) -> tuple[type["OutOfTime"], tuple[int, bool]]:
+        return OutOfTime, (self.step, self.saved)  # by default a pickle gives the message alone
+
+
 class VarlapWarning(UserWarning):
     """Base of every warning that varlap issues."""
 
@@ -86,6 +113,23 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("varlap", "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, VarlapWarning, stacklevel=level)
+
+
+def did_you_mean(word: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Name the known word that a mistaken one looks like; if there is none, say `otherwise`, or list them all.
+
+    >>> did_you_mean("metod", ["method", "beta"])
+    "did you mean 'method'?"
+    >>> did_you_mean("colour", ["method", "beta"])
+    "choose 'method' or 'beta'"
+    """
+    by_lower = {name.lower(): name for name in known}
+    if close := difflib.get_close_matches(str(word).lower(), by_lower, n=1):
+        return f"did you mean {by_lower[close[0]]!r}?"
+    if otherwise is not None:
+        return otherwise
+    *others, last = map(repr, by_lower.values())
+    return f"choose {', '.join(others)} or {last}" if others else f"choose {last}"
 
 
 def missing_extra(extra: str, what: str) -> MissingExtraError:

@@ -152,7 +152,7 @@ def test_process_that_dies_before_the_rename_leaves_no_npz_and_the_next_one_stor
     died = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=False)
     assert died.returncode == 9
     assert list(tmp_path.glob("*.npz")) == []
-    assert len(list(tmp_path.glob(".mnist.npz.*.part"))) == 1  # it had written all of it
+    assert len(list(tmp_path.glob(".mnist.npz.*.tmp"))) == 1  # it had written all of it
     assert find_stored(tmp_path) == []
     get(originals.source("mnist"), tmp_path, archives=tmp_path / "archives")
     assert verify(originals.source("mnist"), tmp_path).problem is None

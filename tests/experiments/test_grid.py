@@ -1,5 +1,7 @@
 """Every shipped experiment is a valid list of runs, and a typo is refused before anything runs."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from varlap.experiments.grid import Experiment, expand, paper_numbers
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
 
-COUNTS = {"figure-1": 21, "figure-2": 16, "miniature": 4, "table-1": 60, "table-2": 3}
+COUNTS = {"figure-1": 24, "figure-2": 16, "miniature": 4, "table-1": 84, "table-2": 3}
 
 
 def test_every_shipped_experiment_is_valid_and_counted():
@@ -21,7 +23,7 @@ def test_every_shipped_experiment_is_valid_and_counted():
 
 def test_changes_replace_settings_and_grids():
     specs = Experiment.named("table-1", recipe="ours", data=["cifar10"], epochs=50, seed=[0, 1]).specs
-    assert len(specs) == 30
+    assert len(specs) == 42
     assert {(spec.data, spec.epochs, spec.lr, spec.recipe) for spec in specs} == {("cifar10", 50, 1e-3, "ours")}
 
 
@@ -29,7 +31,7 @@ def test_the_papers_numbers_are_all_there():
     table = paper_numbers("table-1")
     assert sorted(table) == ["cifar10", "cifar100", "fashion_mnist", "svhn"]
     assert all(len(methods) == 4 and all(len(row) == 3 for row in methods.values()) for methods in table.values())
-    assert paper_numbers("table-2") == {"cifar10": {"VL": 114.9, "VI (mean)": 43.2, "MAP": 41.8}}
+    assert paper_numbers("table-2") == {"cifar10": {"VL": 114.9, "VI": 43.2, "MAP": 41.8}}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,9 @@ def test_the_papers_numbers_are_all_there():
         ({"epochs": 1.5}, "epochs = 1.5 must be a whole number of at least 1"),
         ({"num_train": -3}, "num_train = -3 must be a whole number of at least 1"),
         ({"validation": 1.0}, "validation = 1.0 must be a part of the training images"),
+        ({"linearised": "no"}, "linearised = 'no' must be true or false"),
+        ({"seed": -1}, "seed = -1 must be a whole number of at least 0"),
+        ({"validation": "0.1"}, "validation = 0.1 must be a part of the training images"),
         ({"recipe": "../x"}, "becomes part of a file's name"),
     ],
 )
@@ -53,10 +58,42 @@ def test_a_mistake_in_a_spec_is_named(settings: dict, message: str):
 def test_mistakes_in_an_experiment_are_named():
     with pytest.raises(ConfigError, match=r"there is no experiment 'table-3'; did you mean 'table-"):
         Experiment.named("table-3")
-    with pytest.raises(ConfigError, match="an experiment has no part 'gird'; it has title, common and grid"):
+    with pytest.raises(ConfigError, match=r"an experiment has no part 'gird'; did you mean 'grid'\?"):
         expand({"gird": {}}, {})
     with pytest.raises(ConfigError, match="recipe 'mine': choose 'paper' or 'ours'"):
         Experiment.named("table-1", recipe="mine")
+
+
+def test_an_experiment_of_ones_own_is_read_and_its_mistakes_are_named_with_the_file(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[common]\nepochs = 2\n[grid]\ndata = ["digits"]\nmethod = ["map", "vl"]\nbeta = [0.1]\n')
+    found = Experiment.read(path, seed=[0, 1])
+    assert (found.name, found.title, len(found.specs)) == ("mine", "mine", 4)
+    path.write_text('[grid]\ndata = ["digits"]\nmetod = ["vl"]\nbeta = [0.1]\n')
+    with pytest.raises(ConfigError, match=r"mine.toml: a run has no setting 'metod'; did you mean 'method'\?"):
+        Experiment.read(path)
+    path.write_text("[grid\n")
+    with pytest.raises(ConfigError, match=r"the experiment .*mine.toml cannot be read"):
+        Experiment.read(path)
+    path.write_text("[grid]\nbeta = []\n")
+    with pytest.raises(ConfigError, match=r"beta = \[\] leaves nothing to run"):
+        Experiment.read(path)
+
+
+def test_a_result_is_read_as_it_was_written_but_for_digits_nobody_needs(tmp_path: Path):
+    store = Store(tmp_path)
+    spec = RunSpec("digits", "vl", 0.1 + 0.2)  # 0.30000000000000004
+    rows = ({"epoch": 0, "elbo": float("nan"), "seconds": 1 / 3},)
+    store.put(Result(spec, {"mean": {"nll": float("inf")}}, {}, {"torch": "2"}, 2 / 3, rows, "letters"))
+    (path,) = tmp_path.glob("*.json")
+    assert json.loads(path.read_text())["history"] == [{"epoch": 0, "elbo": None, "seconds": 0.333333}]
+    found = store.get(spec)
+    assert found is not None
+    assert found.spec == spec
+    assert (found.seconds, found.ood, found.origin) == (0.666667, "letters", {"torch": "2"})
+    assert math.isnan(found.test["mean"]["nll"])
+    assert Store.is_one(tmp_path)
+    assert not Store.is_one(tmp_path / "report")
 
 
 def test_equal_specs_have_one_result(tmp_path: Path):

@@ -532,11 +532,11 @@ class NoSample:
     [
         (
             "categorial",
-            r"unknown likelihood 'categorial': did you mean 'categorical'\? built in are categorical, bernou",
+            r"unknown likelihood 'categorial': did you mean 'categorical'\?$",
         ),
         (
             "student-t",
-            r"unknown likelihood 'student-t': built in are categorical, bernoulli, gaussian, heteroscedastic, p",
+            r"unknown likelihood 'student-t': choose 'categorical', 'bernoulli', 'gaussian', 'heteroscedastic' or 'p",
         ),
         (
             NoSample(),

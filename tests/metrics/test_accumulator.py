@@ -276,3 +276,9 @@ def test_bad_predictions_are_refused():
     diverged.add_ood(varlap.Prediction(probs=torch.full((2, 3), 1 / 3)))
     with pytest.raises(NonFiniteError, match="inside holds NaN"):
         diverged.compute()
+
+
+def test_a_bootstrap_over_several_ranks_is_refused():
+    scores = Scores(bootstrap=5)
+    with pytest.raises(ConfigError, match=r"cannot be gathered from several ranks; leave out the bootstrap"):
+        scores.gather()

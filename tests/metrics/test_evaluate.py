@@ -165,9 +165,9 @@ def test_settings_that_are_not_the_defaults_reach_the_prediction(monkeypatch):
     monkeypatch.setattr(sys.modules["varlap.metrics.evaluate"], "predict", predict)
     bnn, data = varlap.BNN(Given()), (torch.zeros(2, 3), torch.tensor([0, 1]))
     varlap.evaluate(bnn, data)
-    varlap.evaluate(bnn, data, how="sampled", num_samples=4, seed=3, temperature=2.0, ood=data[0])
-    given = {"how": "sampled", "num_samples": 4, "seed": 3, "temperature": 2.0}
-    assert calls == [{"how": "mean", "num_samples": None, "seed": 0}, given, given]
+    given = {"how": "linearised", "num_samples": 4, "seed": 3, "temperature": 2.0, "closed_form": True}
+    varlap.evaluate(bnn, data, ood=data[0], **given)
+    assert calls == [{"how": "mean", "num_samples": None, "seed": 0, "closed_form": False}, given, given]
 
 
 def test_validation_in_a_fit_needs_no_torchmetrics():
@@ -191,3 +191,17 @@ def test_a_posterior_too_wide_to_sample_is_warned_of_once_an_evaluation():
     with pytest.warns(varlap.errors.VarlapWarning) as caught:
         varlap.evaluate(bnn, data, how="sampled", batch_size=4)
     assert len([w for w in caught if issubclass(w.category, varlap.errors.VarlapWarning)]) == 1
+
+
+def test_closed_form_scores_are_those_of_the_closed_form_prediction():
+    torch.manual_seed(0)
+    bnn, x, y = (
+        varlap.BNN(nn.Linear(3, 2), "gaussian").double(),
+        torch.randn(20, 3).double(),
+        torch.randn(20, 2).double(),
+    )
+    expected = -bnn.predict(x, "linearised", closed_form=True).log_prob(y).mean()
+    found = varlap.evaluate(bnn, (x, y), how="linearised", closed_form=True, batch_size=7)
+    assert found["nll"] == pytest.approx(float(expected), rel=1e-12)
+    drawn = varlap.evaluate(bnn, (x, y), how="linearised", batch_size=7)
+    assert drawn["nll"] != found["nll"]

@@ -82,7 +82,7 @@ def test_several_methods_are_lines_through_mean_confidence_and_accuracy(case):
     assert len(strip_of(ax)) == 2
 
 
-def test_yes_or_no_is_one_of_two_classes(case):
+def test_yes_or_no_is_judged_by_how_often_a_yes_comes_true(case):
     probs, labels = case
     for prediction in (
         probs[:, 1],
@@ -91,7 +91,14 @@ def test_yes_or_no_is_one_of_two_classes(case):
     ):
         target = labels[:, None] if isinstance(prediction, varlap.Prediction) and prediction.probs.ndim == 2 else labels
         ax = plot.reliability(prediction, target, bins=10)
-        assert [bar.get_height() for bar in ax.containers[0]] == pytest.approx(ACCURACY)
+        oracle = [float(labels[found].double().mean()) for found in in_tenths(probs[:, 1]) if found.any()]
+        assert [bar.get_height() for bar in ax.containers[0]] == pytest.approx(oracle)
+        assert ax.get_legend().get_title().get_text() == f"ECE {varlap.metrics.ece(probs[:, 1], labels, bins=10):.3f}"
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("probability of a yes", "frequency of a yes")
+
+
+def in_tenths(probs):
+    return [(probs > tenth / 10) & (probs <= (tenth + 1) / 10) for tenth in range(10)]
 
 
 def test_positions_are_counted_one_by_one_and_ignored_ones_not(case):

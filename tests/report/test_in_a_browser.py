@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from browser import CHROMIUM, Page, browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; install Debian's package chromium")

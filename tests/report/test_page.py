@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from varlap import report
 from varlap.cli import app
-from varlap.cli.report import _fitting
+from varlap.cli.report import fitting
 from varlap.errors import ConfigError, DataError
 from varlap.experiments import Evaluated
 from varlap.report.sources import collect
@@ -252,7 +252,7 @@ def test_the_terminal_gets_what_fits(runs: Path):
     printed = {}
     for width in (200, 45, 30):
         console = Console(width=width, file=io.StringIO(), color_system=None)
-        console.print(_fitting(console, table, "toys"))
+        console.print(fitting(console, table, "toys"))
         printed[width] = console.file.getvalue()
         assert "…" not in printed[width]
         assert table.rows[0].cells["nll"].shown in printed[width]

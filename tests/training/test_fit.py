@@ -75,6 +75,8 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ({"batch_size": 2.5}, r"fit\(batch_size=2.5\) must be a whole number"),
         ({"schedule": "linear"}, "choose 'constant', 'cosine' or 'milestones'"),
         ({"precision": "fp8"}, "choose 'fp32', 'bf16' or 'fp16'"),
+        ({"save_pause_s": -1}, r"fit\(save_pause_s=-1\) must be a number of seconds, at least 0"),
+        ({"time_limit_s": 0}, r"fit\(time_limit_s=0\) must be a positive number of seconds"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )
@@ -179,3 +181,11 @@ def test_weights_that_fit_no_items_are_refused():
         varlap.fit(bnn, varlap.MAP(12), (x, y), weights=torch.ones(11), epochs=1)
     with pytest.raises(ConfigError, match=r"fit\(weights=...\) goes with a tuple \(x, y\) of arrays.*objective\(bnn"):
         varlap.fit(bnn, varlap.MAP(12), TensorDataset(x, y), weights=torch.ones(12), epochs=1)
+
+
+def test_a_validation_nll_that_is_no_number_is_never_the_best(monkeypatch, tmp_path):
+    nlls = iter([float("nan"), 0.5, 0.4, float("inf"), 0.3])
+    scores = lambda *_, **__: {"nll": next(nlls)}  # noqa: E731
+    monkeypatch.setattr("varlap.training.loop.evaluate", scores)
+    _, history = _fit(epochs=5, validation=_blobs(), patience=2, keep="best", out=tmp_path)
+    assert len(history.epochs) == 5, "neither stopped by the NaN nor kept from writing its checkpoints"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from varlap import files
 from varlap.errors import CheckpointError, ConfigError, MissingExtraError
-from varlap.training import records as records_module
 from varlap.training.records import LoggerLike, Records, TensorBoardLogger
 
 ROWS = [{"step": step, "elbo": -1 / step, "note": "line\nend   ünïcode"} for step in (10, 20, 30)]
@@ -166,8 +166,8 @@ def test_a_kill_while_truncating_leaves_the_old_file(records, monkeypatch):
         order.append("replace")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(records_module.os, "fsync", lambda _: order.append("fsync"))
-    monkeypatch.setattr(records_module.os, "replace", killed)
+    monkeypatch.setattr(files.os, "fsync", lambda _: order.append("fsync"))
+    monkeypatch.setattr(files.os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         records.truncate_after(10)
     assert order == ["fsync", "replace"], "a rename that reaches the disk before the content would lose all"

@@ -4,13 +4,16 @@ import gc
 import json
 import logging
 import os
+import pickle
 import re
 import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ import torch
 from torch import nn
 
 import varlap
-from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError
+from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError, OutOfTime
 from varlap.objectives import compiled
 from varlap.training import run_folder
 from varlap.training.run_folder import newest
@@ -472,6 +475,38 @@ def test_the_command_exits_with_the_signals_status_and_carries_on(tmp_path: Path
     assert child.wait(60) == status
     assert "the same command carries on from there" in " ".join(said.split())
     assert newest(tmp_path / "run") is not None
+
+
+@pytest.mark.parametrize("stop_at", [7, 9, 19])  # within an epoch, at its end, at the end of all
+def test_when_the_time_is_over_it_saves_and_raises_and_the_same_call_carries_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("varlap.training.loop.time", clock)
+    alone, carried_on = _bnn(), _bnn()
+    rows = _rows(_fit(alone))
+    late = _at(stop_at, lambda _: now.__setitem__(0, 10.0))
+    if stop_at == STEPS - 1:
+        assert _rows(_fit(carried_on, late, out=tmp_path, time_limit_s=10.0)) == rows
+    else:
+        with pytest.raises(OutOfTime, match=f"the time was over after step {stop_at + 1}; a checkpoint was saved"):
+            _fit(_bnn(), late, out=tmp_path, time_limit_s=10.0)
+        assert _rows(_fit(carried_on, out=tmp_path)) == rows
+    assert _same_bits(alone, carried_on)
+
+
+def test_a_time_that_is_over_without_a_folder_says_that_all_is_lost():
+    with pytest.raises(OutOfTime, match="its steps are lost"):
+        _fit(_bnn(), time_limit_s=1e-9)
+    again = pickle.loads(pickle.dumps(OutOfTime(3, saved=True)))
+    assert (again.step, again.saved, str(again)) == (3, True, str(OutOfTime(3, saved=True)))
+
+
+def test_checkpoints_after_epochs_keep_their_pause_but_the_last_is_always_written(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path, num_checkpoints=9, save_pause_s=1e6)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert [int(name.removeprefix("step-")) for name in saved] == [5, STEPS]
 
 
 # -- what else fit does -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.table import Table
 from varlap.cli.mistakes import user_mistakes
 from varlap.training.benchmark import COMPARED_IN_GROWTH, METHODS, MODELS, BenchSpec, bench_step
 
-app = typer.Typer(no_args_is_help=True, help="Measure speed.")
+app = typer.Typer(no_args_is_help=True, help="Measure speed.\n\nExample: varlap bench step --model convnet")
 
 
 Model = Annotated[str, typer.Option(help=f"one of {', '.join(MODELS)}")]

@@ -15,7 +15,7 @@ from varlap.cli.mistakes import user_mistakes
 from varlap.data import SOURCES, Source, Stored, data_folder, find_stored, get as get_one, verify as verify_one
 from varlap.data.sources import find_source
 
-app = typer.Typer(no_args_is_help=True, help="Fetch, list and verify the data sets.")
+app = typer.Typer(no_args_is_help=True, help="Fetch, list and verify the data sets.\n\nExample: varlap data list")
 
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 

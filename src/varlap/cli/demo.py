@@ -13,6 +13,7 @@ from varlap.cli.table import comparison_table
 from varlap.errors import MissingExtraError
 from varlap.experiments import ImageTask
 from varlap.experiments.comparison import Comparison, folder_name
+from varlap.files import finite
 from varlap.report import write
 
 VALIDATION = 0.2  # of the training images, to choose β and the temperature by
@@ -44,7 +45,8 @@ def demo(
         page = _report([out / folder_name(each.name) for each in found], out, console)
     if as_json:
         scores = {each.name: {"scores": each.scores, "spec": each.spec, "seconds": each.seconds} for each in found}
-        typer.echo(json.dumps({"data": "digits", "out": str(out), "report": page and str(page), "methods": scores}))
+        found = {"data": "digits", "out": str(out), "report": page and str(page), "methods": scores}
+        typer.echo(json.dumps(finite(found)))
         return
     console.print(comparison_table(found, title=f"digits, {counts[2]} test images; best of each column in green"))
     console.print(f"Out of distribution: {ood}, told apart by entropy. Seconds: of the training that was kept.")

@@ -14,6 +14,7 @@ from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.table import score_table
 from varlap.errors import ConfigError
 from varlap.experiments import Evaluated, TrainedRun, assess, draw_figures
+from varlap.files import finite
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature
 
@@ -74,7 +75,7 @@ def evaluate(
         if opened.result["method"] != "map":  # whose log σ were never trained
             draw_figures(bnn, opened.folder)
     if as_json:
-        typer.echo(json.dumps(_object(found, folders)))
+        typer.echo(json.dumps(finite(_object(found, folders))))
         return
     console = Console(highlight=False)
     console.print(score_table(found, title=f"{task.data}, {len(task.test[1])} test images"))

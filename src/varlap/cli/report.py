@@ -12,14 +12,18 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from varlap.cli.mistakes import user_mistakes
+from varlap.experiments import Store
 from varlap.report.build import as_json as plain, write_parts
+from varlap.report.reproduction import as_json as plain_sweeps, read_sweeps, tables, write_reproduction
 from varlap.report.sections import sections
 from varlap.report.sources import collect
 from varlap.report.tables import Table, comparison
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs, or folders with runs below")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="folders of runs, or with runs below, or the store of `varlap reproduce`")
+    ],
     out: Annotated[Path | None, typer.Option(help="where to write; `report` in the first folder by default")] = None,
     title: Annotated[str | None, typer.Option(help="of the page; by default the methods and the data")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -31,6 +35,9 @@ def report(
     Example: varlap report runs --title "MAP and VL on digits"
     """
     with user_mistakes():
+        if len(runs) == 1 and Store.is_one(runs[0]):
+            _reproduction(Store(runs[0]), runs[0] / "report" if out is None else out, title, as_json)
+            return
         parts = sections(collect(runs))
         path = write_parts(parts, runs[0] / "report" if out is None else out, title)
     if as_json:
@@ -38,11 +45,25 @@ def report(
         return
     console = Console()
     for section in parts:
-        console.print(_fitting(console, comparison(section.methods).short(), section.title))
+        console.print(fitting(console, comparison(section.methods).short(), section.title))
     console.print(f"[bold]{path.resolve().as_uri()}[/]", soft_wrap=True, highlight=False)
 
 
-def _fitting(console: Console, table: Table, title: str) -> RichTable | Text:
+def _reproduction(store: Store, out: Path, title: str | None, as_json: bool) -> None:
+    """Report what `varlap reproduce` has left behind."""
+    path = write_reproduction(store, out, title)
+    parts = read_sweeps(store)
+    if as_json:
+        typer.echo(json.dumps({"page": str(path), **plain_sweeps(parts, title or path.parent.name)}, allow_nan=False))
+        return
+    console = Console()
+    for part in parts:
+        for heading, (table, _) in tables(part).items():
+            console.print(fitting(console, table, f"{heading}: {part.title}"))
+    console.print(f"[bold]{path.resolve().as_uri()}[/]", soft_wrap=True, highlight=False)
+
+
+def fitting(console: Console, table: Table, title: str) -> RichTable | Text:
     """Return the fullest form of a table that the terminal is wide enough for; the last one is a list."""
     wide = console.options.update(max_width=10_000)
     for ranges, turned in itertools.product((True, False), (False, True)):

@@ -14,13 +14,13 @@ from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.data import crop_and_flip
 from varlap.experiments import ImageTask
+from varlap.files import finite, replace_file
 from varlap.metrics import evaluate
 from varlap.objectives import MAP, VI, VL, Objective, VLHessian
 from varlap.posterior import BNN
 from varlap.posthoc import laplace
 from varlap.streams import current_rank
 from varlap.training import fit
-from varlap.training.records import replace_file
 
 
 class Method(StrEnum):
@@ -74,6 +74,8 @@ def train(
 ) -> None:
     """Train a network and score it on the test images.
 
+    With --out the run can be stopped at any moment, and the same command carries it on; varlap evaluate then scores it.
+
     Example: varlap train digits --method vl --beta 0.01 --epochs 20 --out runs/digits
     """
     log_to_stderr(quiet or as_json)
@@ -116,7 +118,7 @@ def train(
             bnn.save(out / "model")
         replace_file(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     if as_json:
-        typer.echo(json.dumps(result))
+        typer.echo(json.dumps(finite(result)))
     else:
         listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         Console().print(f"{data}, {method.value}: test {listed}")

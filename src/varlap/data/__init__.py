@@ -4,16 +4,20 @@ from varlap.data.arrays import KNOWN_NAMES, ArrayData, data_folder, load
 from varlap.data.batches import as_batches, as_tensors, count_items
 from varlap.data.sources import SOURCES, Archive, Source
 from varlap.data.store import Stored, Verification, find_stored, get, verify
+from varlap.data.tables import UCI_SETS, Split, TableData, load_uci
 from varlap.data.transforms import Normaliser, crop_and_flip
 
 __all__ = [
     "KNOWN_NAMES",
     "SOURCES",
+    "UCI_SETS",
     "Archive",
     "ArrayData",
     "Normaliser",
     "Source",
+    "Split",
     "Stored",
+    "TableData",
     "Verification",
     "as_batches",
     "as_tensors",
@@ -23,5 +27,6 @@ __all__ = [
     "find_stored",
     "get",
     "load",
+    "load_uci",
     "verify",
 ]

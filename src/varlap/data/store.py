@@ -1,7 +1,6 @@
 """Data sets in the data folder: fetched, listed and verified."""
 
 import importlib.util
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from varlap.data.arrays import data_folder, load
 from varlap.data.download import Progress, UnreachableError, download
 from varlap.data.sources import SOURCES, Archive, Source, find_source, hash_arrays
 from varlap.errors import DataError, missing_extra
+from varlap.files import replacing
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
@@ -223,15 +223,8 @@ def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: 
 def _write(path: Path, arrays: Arrays) -> None:
     """Write the file beside its place and rename it, so that NAME.npz is always a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as file:
-            np.savez(file, **{key: arrays[key] for key in _KEYS})  # pyright: ignore[reportArgumentType]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        np.savez(file, **{key: arrays[key] for key in _KEYS})  # pyright: ignore[reportArgumentType]
 
 
 def _remove(files: list[Path]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import varlap
 from varlap.errors import DataError
+from varlap.files import replace_file
 from varlap.likelihoods import Prediction
-from varlap.training.records import replace_file
 
 SCORES, PREDICTIONS = "scores.json", "predictions.safetensors"
 

@@ -1,14 +1,14 @@
 """Experiments as data files: each is a grid of settings, and becomes a list of specs."""
 
-import difflib
 import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.experiments.spec import RunSpec
 
 PAPER = "paper"  # the file of the paper's own numbers, which is no experiment
@@ -51,13 +51,30 @@ class Experiment:
         {'cifar10'}
         """
         if name not in cls.names():
-            close = difflib.get_close_matches(name, cls.names(), 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(cls.names())}"
-            raise ConfigError(f"there is no experiment {name!r}; {hint}")
+            raise ConfigError(f"there is no experiment {name!r}; {did_you_mean(name, cls.names())}")
+        return cls._of(name, (_folder() / f"{name}.toml").read_text(), recipe, changes)
+
+    @classmethod
+    def read(cls, path: Path | str, *, recipe: str = "paper", **changes: Any) -> "Experiment":
+        """Read an experiment of your own, in the form of the shipped files.
+
+        >>> Experiment.read("my.toml")
+        Traceback (most recent call last):
+        varlap.errors.ConfigError: the experiment my.toml cannot be read: [Errno 2] No such file or directory: 'my.toml'
+        """
+        try:
+            return cls._of(Path(path).stem, Path(path).read_text(), recipe, changes)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise ConfigError(f"{path}: {error}") from error
+            raise ConfigError(f"the experiment {path} cannot be read: {error}") from error
+
+    @classmethod
+    def _of(cls, name: str, text: str, recipe: str, changes: Mapping[str, Any]) -> "Experiment":
         if recipe not in RECIPES:
-            raise ConfigError(f"recipe {recipe!r}: choose {' or '.join(map(repr, RECIPES))}")
-        content = tomllib.loads((_folder() / f"{name}.toml").read_text())
-        return cls(name, content["title"], expand(content, RECIPES[recipe] | changes))
+            raise ConfigError(f"recipe {recipe!r}: {did_you_mean(recipe, RECIPES)}")
+        content = tomllib.loads(text)
+        return cls(name, content.get("title", name), expand(content, {**RECIPES[recipe], **changes}))
 
 
 def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunSpec, ...]:
@@ -68,9 +85,12 @@ def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunS
     """
     unknown = set(content) - {"title", "common", "grid"}
     if unknown:
-        raise ConfigError(f"an experiment has no part {sorted(unknown)[0]!r}; it has title, common and grid")
-    settings = {**content.get("common", {}), **content["grid"], **changes}
+        part = sorted(unknown)[0]
+        raise ConfigError(f"an experiment has no part {part!r}; {did_you_mean(part, ('title', 'common', 'grid'))}")
+    settings = {**content.get("common", {}), **content.get("grid", {}), **changes}
     axes = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
+    if empty := [name for name, values in axes.items() if not values]:
+        raise ConfigError(f"{empty[0]} = [] leaves nothing to run; give one value at least")
     return tuple(RunSpec.of(dict(zip(axes, point, strict=True))) for point in itertools.product(*axes.values()))
 
 

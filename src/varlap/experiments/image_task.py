@@ -36,6 +36,10 @@ class ImageTask:
     """of the choice of these"""
     normaliser: Normaliser | None = field(default=None, compare=False)
     """what a trained network was used to; None takes it from the training images"""
+    num_train: int | None = None
+    """train on so many of the images that are not held out; None on all"""
+    width: int = 64
+    """channels of PreactResNet-18's first stage"""
 
     def __post_init__(self) -> None:
         if self.model not in ("auto", *MODELS):
@@ -61,7 +65,7 @@ class ImageTask:
             return nn.Sequential(nn.Flatten(), mlp(channels * height * width, num_classes, hidden=(100, 100)))
         if self.chosen_model == "convnet":
             return convnet(channels, num_classes, image_size=height)
-        return preact_resnet18(num_classes, channels)
+        return preact_resnet18(num_classes, channels, width=self.width)
 
     @cached_property
     def normalise(self) -> Normaliser:
@@ -95,6 +99,8 @@ class ImageTask:
             "validation": self.validation,
             "seed": self.seed,
             "normaliser": {"mean": list(self.normalise.mean), "std": list(self.normalise.std)},
+            **({} if self.num_train is None else {"num_train": self.num_train}),
+            **({} if self.width == 64 else {"width": self.width}),
         }
 
     @classmethod
@@ -106,16 +112,20 @@ class ImageTask:
         True
         """
         normaliser = Normaliser(**{name: tuple(values) for name, values in text["normaliser"].items()})
-        return cls(text["data"], text["model"], text["validation"], text["seed"], normaliser)
+        size = {name: text[name] for name in ("num_train", "width") if name in text}
+        return cls(text["data"], text["model"], text["validation"], text["seed"], normaliser, **size)
 
     @cached_property
     def _split(self) -> tuple[Pair, Pair | None]:
         x, y = self.normalise(self.images.train_images), self.images.train_labels
         num_held_out = round(self.validation * len(y))
-        if not num_held_out:
+        if not num_held_out and self.num_train is None:
             return (x, y), None
         if num_held_out >= len(y):
             raise ConfigError(f"--validation {self.validation} leaves no training images; hold out less")
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self.seed))
         held_out, kept = order[:num_held_out], order[num_held_out:]
-        return (x[kept], y[kept]), (x[held_out], y[held_out])
+        if self.num_train is not None and self.num_train > len(kept):
+            raise ConfigError(f"num_train = {self.num_train}, but {self.data} has {len(kept)} images to train on")
+        kept = kept[: self.num_train]
+        return (x[kept], y[kept]), (x[held_out], y[held_out]) if num_held_out else None

@@ -1,17 +1,29 @@
 """Images from outside the training distribution that need no download: the test images turned, and letters."""
 
-import difflib
+import logging
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varlap.data import ArrayData, load
-from varlap.errors import ConfigError
+from varlap.data import ArrayData, data_folder, load
+from varlap.errors import ConfigError, DataError, did_you_mean
 
 MADE = ("letters", "rotated")
 """What `outside` makes by itself; any other name is a data set."""
+
+PARTNERS = {
+    "digits": ("letters",),
+    "fashion_mnist": ("mnist", "letters"),
+    "mnist": ("fashion_mnist", "letters"),
+    "cifar10": ("svhn", "rotated"),
+    "cifar100": ("svhn", "rotated"),
+    "svhn": ("cifar10", "rotated"),
+}
+"""What a data set is told from: the first that is at hand. All have images of the same size and channels."""
+
+log = logging.getLogger(__name__)
 
 # Seven rows of five pixels. Letters that are easily taken for a digit (B, I, O, S, Z, ...) are not among them.
 _GLYPHS = {
@@ -50,8 +62,8 @@ def outside(name: str, inside: ArrayData) -> Tensor:
         return inside.test_images.rot90(1, (2, 3))
     if name == inside.name:
         raise ConfigError(f"{name} is what the network was trained on; choose other data, or one of {', '.join(MADE)}")
-    if close := difflib.get_close_matches(name, MADE, 1):
-        raise ConfigError(f"no images are called {name!r}; did you mean {close[0]!r}?")
+    if (hint := did_you_mean(name, MADE)).startswith("did"):  # else it is the name of a data set
+        raise ConfigError(f"no images are called {name!r}; {hint}")
     images = load(name)
     if images.image_shape != inside.image_shape:
         raise ConfigError(
@@ -59,6 +71,21 @@ def outside(name: str, inside: ArrayData) -> Tensor:
             f"size and channels, or one of {', '.join(MADE)}"
         )
     return images.test_images
+
+
+def partner(inside: ArrayData) -> tuple[str, Tensor] | None:
+    """Return the images that a data set is usually told from, by name: the first of `PARTNERS` that is at hand.
+
+    >>> partner(load("digits"))[0]
+    'letters'
+    """
+    for name in PARTNERS.get(inside.name, ("rotated",)):
+        if name in MADE or (data_folder() / f"{name}.npz").is_file():
+            try:
+                return name, outside(name, inside)
+            except (ConfigError, DataError) as error:  # a damaged file, or images of another size
+                log.warning("%s cannot serve as images from elsewhere: %s", name, error)
+    return None
 
 
 def letters(count: int, like: Tensor, seed: int = 0) -> Tensor:

@@ -1,7 +1,6 @@
 """What one run of an experiment computes: a frozen dataclass that checks itself, and the key that its result has."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from varlap.data import KNOWN_NAMES
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
@@ -56,15 +55,15 @@ class RunSpec:
     num_train: int | None = None
     """use only so many training images"""
     precision: Precision = "bf16"
+    linearised: bool = True
+    """whether MAP and VL are evaluated by linearised predictions too, which cost as much as some epochs"""
 
     def __post_init__(self) -> None:
         choices = {"data": KNOWN_NAMES, "method": get_args(Method), "schedule": get_args(Schedule)}
         choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                close = difflib.get_close_matches(str(value), allowed, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(map(repr, allowed))}"
-                raise ConfigError(f"{name} = {value!r}: {hint}")
+                raise ConfigError(f"{name} = {value!r}: {did_you_mean(value, allowed)}")
         for name in ("beta", "lr", "log_sigma_lr_multiplier", "prior_scale"):
             value = getattr(self, name)
             if value is None and name == "prior_scale":
@@ -77,10 +76,16 @@ class RunSpec:
             if (value is None and name == "num_train") or (type(value) is int and value > 0):
                 continue
             raise ConfigError(f"{name} = {value!r} must be a whole number of at least 1")
-        if not self.recipe.replace("-", "").isalnum():
+        for name in ("augment", "linearised"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} must be true or false")
+        if type(self.seed) is not int or self.seed < 0:
+            raise ConfigError(f"seed = {self.seed!r} must be a whole number of at least 0")
+        if not isinstance(self.recipe, str) or not self.recipe.replace("-", "").isalnum():
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
-        if not 0 <= self.validation < 1:
+        if type(self.validation) not in (int, float) or not 0 <= self.validation < 1:
             raise ConfigError(f"validation = {self.validation} must be a part of the training images, such as 0.1")
+        object.__setattr__(self, "validation", float(self.validation))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RunSpec":
@@ -93,9 +98,7 @@ class RunSpec:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-                raise ConfigError(f"a run has no setting {name!r}; {hint}")
+                raise ConfigError(f"a run has no setting {name!r}; {did_you_mean(name, known)}")
         for name in ("data", "method", "beta"):
             if name not in settings:
                 raise ConfigError(f"a run needs {name}")

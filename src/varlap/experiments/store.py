@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from varlap.errors import DataError
 from varlap.experiments.spec import RunSpec
-from varlap.training.records import replace_file
+from varlap.files import replace_file
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Result:
 
     spec: RunSpec
     test: Mapping[str, Mapping[str, float]]
-    """scores on the test images by way of predicting: mean, sampled, linearised, scaled"""
+    """scores on the test images by way of predicting: mean, sampled, linearised, scaled; with the latter two what
+    was fitted for them, `temperature` and `laplace_beta`"""
     validation: Mapping[str, Mapping[str, float]]
     """the same on held-out training images; empty where none were held out"""
     origin: Mapping[str, Any]
@@ -30,6 +33,19 @@ class Result:
     """time to train"""
     history: tuple[Mapping[str, float], ...] = ()
     """what was logged of each epoch"""
+    ood: str | None = None
+    """the images from elsewhere that the scores `ood_...` are about"""
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """The median time of an epoch without validation; the first, in which a GPU compiles, counts if it is alone.
+
+        >>> rows = tuple({"seconds": seconds} for seconds in (60.0, 2.0, 3.0, 2.5))
+        >>> Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 67.5, rows).seconds_per_epoch
+        2.5
+        """
+        times = [row["seconds"] for row in self.history[1:] or self.history]
+        return statistics.median(times) if times else math.nan
 
 
 class Store:
@@ -46,7 +62,7 @@ class Store:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
 
     def get(self, spec: RunSpec) -> Result | None:
         """Return the result of a spec, or None where it has not been computed."""
@@ -56,20 +72,55 @@ class Store:
     def put(self, result: Result) -> None:
         """Keep a result, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(dataclasses.asdict(result), indent=1) + "\n"
-        replace_file(self._path(result.spec), content.encode())
+        replace_file(self._path(result.spec), _text(result).encode())
 
     def __iter__(self) -> Iterator[Result]:
-        return (_read(path) for path in sorted(self.folder.glob("*.json")))
+        return (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
+
+    @staticmethod
+    def is_one(folder: Path | str) -> bool:
+        """Tell whether a folder holds results.
+
+        >>> Store.is_one("no-such-folder")
+        False
+        """
+        return any(path.is_file() and "-seed" in path.name for path in Path(folder).expanduser().glob("*-beta*.json"))
 
     def _path(self, spec: RunSpec) -> Path:
         return self.folder / f"{spec.key()}.json"
 
 
+def _text(result: Result) -> str:
+    """Return JSON to be read by people and to be committed: an epoch a line, six digits a number."""
+    content = _finite(dataclasses.asdict(result)) | {"spec": dataclasses.asdict(result.spec)}
+    rows = content.pop("history")
+    epochs = ",\n  ".join(json.dumps(row, allow_nan=False) for row in rows)
+    head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
+    return head + ',\n "history": [' + (f"\n  {epochs}\n " if rows else "") + "]\n}\n"
+
+
+def _finite(value: Any) -> Any:
+    """Return what JSON can hold: a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
 def _read(path: Path) -> Result:
     try:
         content = json.loads(path.read_text())
-        content |= {"spec": RunSpec.of(content["spec"]), "history": tuple(content["history"])}
+        content["spec"] = RunSpec.of(content["spec"])
+        for part in ("test", "validation"):
+            content[part] = {way: _numbers(scores) for way, scores in content[part].items()}
+        content["history"] = tuple(map(_numbers, content["history"]))
         return Result(**content)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the result {path} cannot be read ({error}); delete it, and it is computed again") from error
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in row.items()}

@@ -1,1 +1,1 @@
-"""Where people already are: estimators for scikit-learn."""
+"""varlap inside other libraries. Each module here needs an extra of its own and is imported by its name."""

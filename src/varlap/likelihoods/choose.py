@@ -1,9 +1,8 @@
 """From a likelihood's name to the likelihood."""
 
-import difflib
 from collections.abc import Callable
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.likelihoods.bernoulli import Bernoulli
 from varlap.likelihoods.categorical import Categorical
 from varlap.likelihoods.gaussian import Gaussian
@@ -29,9 +28,7 @@ def choose_likelihood(likelihood: str | Likelihood) -> Likelihood:
     if isinstance(likelihood, str):
         if likelihood in BUILT_IN:
             return BUILT_IN[likelihood]()
-        near = difflib.get_close_matches(likelihood, BUILT_IN, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"unknown likelihood {likelihood!r}: {hint}built in are {', '.join(BUILT_IN)}")
+        raise ConfigError(f"unknown likelihood {likelihood!r}: {did_you_mean(likelihood, BUILT_IN)}")
     if isinstance(likelihood, type) or not isinstance(likelihood, Likelihood):
         missing = [name for name in ("log_prob", "sample", "predict") if not hasattr(likelihood, name)]
         what = f"lacks {', '.join(missing)}" if missing else "is a class; pass an object of it"

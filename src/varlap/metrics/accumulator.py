@@ -1,6 +1,5 @@
 """Scores of predictions that come batch by batch: items are reduced to a few numbers each, probabilities are let go."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varlap import tree
-from varlap.errors import BatchError, ConfigError
+from varlap.errors import BatchError, ConfigError, did_you_mean
 from varlap.likelihoods import Prediction
 from varlap.likelihoods.protocol import sum_over_positions
 from varlap.metrics import bootstrap as resampling
@@ -121,6 +120,17 @@ class Scores:
                 "uncertainty; have the likelihood's predict return Prediction(probs=...) or (mean=..., variance=...)"
             )
         self._outside.append(found)
+
+    def gather(self) -> None:
+        """Take in what the other ranks of torch.distributed have scored, so that each computes the scores of all."""
+        from torchmetrics.utilities.distributed import gather_all_tensors
+
+        if self._bootstrap:
+            raise ConfigError("Scores(bootstrap=...) cannot be gathered from several ranks; leave out the bootstrap")
+        for parts in (self._items, self._labels, self._outside):
+            own = _concatenated(parts)
+            parts[:] = [{name: torch.cat(gather_all_tensors(column)) for name, column in own.items()}] if own else []
+        self._gaps = {name: torch.stack(gather_all_tensors(gaps)).sum(0) for name, gaps in self._gaps.items()}
 
     def compute(self) -> dict[str, float]:
         """Return the scores of everything so far; with a bootstrap, each followed by its NAME_low and NAME_high.
@@ -284,18 +294,20 @@ def _log_prob(prediction: Prediction, targets: Any) -> Tensor:
 
 
 def _joined(parts: list[Columns]) -> Columns:
-    """Join the batches on the CPU, where sorting and drawing are repeatable; names that not all have are left out."""
-    if not parts:
-        return {}
-    names = set.intersection(*(set(part) for part in parts))
-    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0] if name in names}
+    """Join the batches on the CPU, where sorting and drawing are repeatable."""
+    return {name: column.cpu() for name, column in _concatenated(parts).items()}
+
+
+def _concatenated(parts: list[Columns]) -> Columns:
+    """Join the batches; names that not all have are left out."""
+    names = set.intersection(*(set(part) for part in parts)) if parts else set()
+    return {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ()) if name in names}
 
 
 def _checked_names(only: Iterable[str]) -> frozenset[str]:
     names = [only] if isinstance(only, str) else list(only)
     for name in names:
         if name not in ALL_SCORES:
-            close = difflib.get_close_matches(name, ALL_SCORES, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ALL_SCORES)}"
+            hint = did_you_mean(name, ALL_SCORES, f"there are {', '.join(ALL_SCORES)}")
             raise ConfigError(f"only={names!r}: there is no score {name!r}; {hint}")
     return frozenset(names)

@@ -26,6 +26,7 @@ def evaluate(
     num_samples: int | None = None,
     seed: int = 0,
     temperature: float = 1.0,
+    closed_form: bool = False,
     ood: Any = None,
     only: Iterable[str] | None = None,
     bootstrap: int = 0,
@@ -53,6 +54,7 @@ def evaluate(
         num_samples: how many draws; None leaves it to the way of predicting.
         seed: of these draws and of the bootstrap.
         temperature: divides the outputs before they become probabilities.
+        closed_form: for "linearised", use the outputs' Gaussian in place of draws, as in `bnn.predict`.
         ood: inputs from elsewhere (a tensor, an array or a dict of them), or data in the forms above, whose targets are
             not read.
         only: names of the scores that are wanted; None for all that apply.
@@ -65,7 +67,7 @@ def evaluate(
     >>> sorted(scores)
     ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
-    predict_fn = predictor(bnn, how, num_samples, seed, temperature)
+    predict_fn = predictor(bnn, how, num_samples, seed, temperature, closed_form)
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
     for y, prediction in predictions(bnn, data, batch_size, predict_fn):
         scores.add(prediction, y)
@@ -78,7 +80,9 @@ def evaluate(
 PredictFn = Callable[[Any], Prediction]
 
 
-def predictor(bnn: BNN, how: How, num_samples: int | None, seed: int, temperature: float) -> PredictFn:
+def predictor(
+    bnn: BNN, how: How, num_samples: int | None, seed: int, temperature: float, closed_form: bool = False
+) -> PredictFn:
     """Return what predicts batch after batch in one way; the first alone warns, since the others would say the same.
 
     >>> predictor(BNN(torch.nn.Linear(2, 3)), "sampled", 5, 0, 1.0)(torch.zeros(4, 2)).probs.shape
@@ -93,7 +97,7 @@ def predictor(bnn: BNN, how: How, num_samples: int | None, seed: int, temperatur
             if warned:
                 warnings.simplefilter("ignore", VarlapWarning)
             warned = True
-            return predict(bnn, x, how=how, num_samples=num_samples, seed=seed, **scaled)
+            return predict(bnn, x, how=how, num_samples=num_samples, seed=seed, closed_form=closed_form, **scaled)
 
     return predicted
 
@@ -109,7 +113,7 @@ def predictions(bnn: BNN, data: Any, batch_size: int, predict_fn: PredictFn) -> 
         checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
         prediction = predict_fn(tree.to_device(x, bnn.device))
         y = tree.to_device(y, bnn.device)
-        _check_targets(bnn, prediction, y)
+        _check_targets(prediction, y)
         yield y, prediction
 
 
@@ -124,8 +128,8 @@ def outside_predictions(bnn: BNN, ood: Any, batch_size: int, predict_fn: Predict
         yield predict_fn(tree.to_device(x, bnn.device))
 
 
-def _check_targets(bnn: BNN, prediction: Prediction, targets: Any) -> None:
-    check = getattr(bnn.likelihood, "check", None)
+def _check_targets(prediction: Prediction, targets: Any) -> None:
+    check = getattr(prediction.likelihood, "check", None)  # a closed form has one of its own
     if check is not None and prediction.outputs:
         check(prediction.outputs[0], targets)
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from varlap.errors import ConfigError
 from varlap.likelihoods import Prediction
 from varlap.metrics import ReliabilityBins, ece, reliability_bins, risk_coverage as risk_coverage_curve
 from varlap.plot import style
-from varlap.plot.inputs import Values, by_name, rows
+from varlap.plot.inputs import Values, by_name, probabilities, rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,8 @@ def reliability(
 
     Calibrated probabilities lie on the diagonal. Below it is the share of the items in each bin. For one prediction the
     gaps to the diagonal are hatched; several are drawn as lines, with larger markers where there are more items. The
-    expected calibration error is the gap, averaged over the items. A yes or no counts as one of two classes.
+    expected calibration error is the gap, averaged over the items. Yes-or-no labels are judged as `varlap.metrics.ece`
+    judges them: by how often a yes comes true against its probability.
 
     Args:
         predictions: a prediction, or probabilities [N, K] (or [N], of a yes), or several of them by name.
@@ -48,7 +50,7 @@ def reliability(
         raise ConfigError(f"plot.reliability(bins={bins}) must be a whole number, at least 1")
     lines = (len(predictions) + 1) // 2 if isinstance(predictions, Mapping) else 2
     ax = style.axes_for(ax, "reliability", size=(4.2, 3.2 + 0.2 * lines))
-    named = {name: rows(one, labels, "reliability") for name, one in by_name(predictions).items()}
+    named = {name: _claims(one, labels) for name, one in by_name(predictions).items()}
     found = {name: reliability_bins(*both, bins=bins) for name, both in named.items()}
     errors = {name: float(ece(*both, bins=bins)) for name, both in named.items()}
     ax.plot([0, 1], [0, 1], color=style.GREY, linestyle="--", linewidth=1)
@@ -61,7 +63,8 @@ def reliability(
         _bars(ax, found[""])
         title = f"ECE {errors['']:.3f}"
         style.legend(ax, "upper left", ncols=2, title=title, title_fontsize=style.SMALL, alignment="left")
-    style.tidy(ax, "confidence", "accuracy")
+    of_a_yes = all(probs.ndim == 1 for probs, _ in named.values())
+    style.tidy(ax, *(("probability of a yes", "frequency of a yes") if of_a_yes else ("confidence", "accuracy")))
     ax.set_xlim(0, 1)
     ax.set_ylim(_STRIP[0], 1.05 + _LEGEND_LINE * lines)
     ax.spines["left"].set_bounds(0, 1)
@@ -101,6 +104,13 @@ def risk_coverage(
     ax.set_xlim(0, 1)
     ax.set_ylim(bottom=0)
     return ax
+
+
+def _claims(prediction: Prediction | Values, labels: Values) -> tuple[Tensor, Tensor]:
+    """Return probabilities [M, K] and classes [M], or for yes-or-no labels the probabilities [M] of a yes."""
+    probs, truth = rows(prediction, labels, "reliability")
+    _, exclusive = probabilities(prediction, "reliability")
+    return (probs, truth) if exclusive else (probs[:, 1], truth)
 
 
 def _bars(ax: "Axes", found: ReliabilityBins) -> None:

@@ -1,12 +1,11 @@
 """Which of a network's parameters are Bayesian."""
 
-import difflib
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-from varlap.errors import ConfigError, NetworkError
+from varlap.errors import ConfigError, NetworkError, did_you_mean
 from varlap.posterior.prior import Weight, weights_of
 
 Select = str | Iterable[str] | Callable[[str, Tensor], bool]
@@ -46,7 +45,7 @@ def _matching(weights: list[Weight], patterns: list[str]) -> list[Weight]:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             inside = any(name.startswith(f"{pattern}.") for name in names)
-            near = [f"{pattern}.*"] if inside else difflib.get_close_matches(pattern, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"names look like {names[0]!r}" if names else ""
+            known = [f"{pattern}.*"] if inside else names
+            hint = did_you_mean(pattern, known, f"names look like {names[0]!r}" if names else "")
             raise ConfigError(f"select pattern {pattern!r} matches no parameter of the network; {hint}")
     return [weight for weight in weights if any(fnmatchcase(weight.name, pattern) for pattern in patterns)]

@@ -1,6 +1,5 @@
 """`predict`: one call for every way of predicting."""
 
-import difflib
 import math
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -8,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
 from varlap.predict.average import average
@@ -109,9 +108,7 @@ def require_tempered(bnn: BNN) -> Any:
 def _check_how(how: str) -> None:
     choices = get_args(How)
     if how not in choices:
-        near = difflib.get_close_matches(str(how), choices, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"predict(how={how!r}): {hint}choose {', '.join(map(repr, choices))}")
+        raise ConfigError(f"predict(how={how!r}): {did_you_mean(how, choices)}")
 
 
 def _tempered(bnn: BNN, outputs: Any, temperature: float | None) -> Any:

@@ -1,17 +1,16 @@
 """Put a report together and write it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import varlap
 from varlap.errors import ConfigError
+from varlap.files import finite, replace_file
 from varlap.report.html import page
 from varlap.report.sections import Section
-from varlap.report.sources import finite
 from varlap.report.tables import Table, comparison, markdown_text
-from varlap.training.records import replace_file
 
 PAGE, MARKDOWN, DATA = "report.html", "report.md", "report.json"
 _FEW = 4  # names that a title may list
@@ -27,11 +26,16 @@ def write_parts(parts: Sequence[Section], out: Path | str, title: str | None = N
         MARKDOWN: _markdown(title, lead, parts, tables),
         DATA: json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n",
     }
+    return write_files(out, {name: text.encode(errors="replace") for name, text in contents.items()})
+
+
+def write_files(out: Path | str, contents: Mapping[str, bytes]) -> Path:
+    """Write the files of a report, each whole or not at all; return the path of the page."""
     out = Path(out).expanduser()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            replace_file(out / name, text.encode(errors="replace"))
+        for name, content in contents.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(out / name, content)
     except OSError as error:
         raise ConfigError(f"the report cannot be written to {out}: {error}; choose another folder") from error
     return out / PAGE

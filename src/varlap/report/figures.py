@@ -120,7 +120,7 @@ def elbo(entry: Entry, name: str) -> list[Picture]:
     words = f"{name}: terms of the ELBO over {len(rows)} epochs"
     last = rows[-1].get("elbo")
     alt = f"{words}; at the end the ELBO is {last:.4f} nats per datum" if isinstance(last, float) else words
-    return [_draw(lambda: plot.elbo_terms(path), str(path), alt, name)]
+    return [draw_picture(lambda: plot.elbo_terms(path), str(path), alt, name)]
 
 
 def brought(entry: Entry, name: str) -> list[Picture]:
@@ -171,7 +171,7 @@ def _compared(
             for method, _ in part
         ]
         where = ", ".join(_where(method) for method, _ in part)
-        yield _draw(lambda p=probs, y=labels: draw(p, y), where, f"{title} of {', '.join(told)}", caption)
+        yield draw_picture(lambda p=probs, y=labels: draw(p, y), where, f"{title} of {', '.join(told)}", caption)
 
 
 def _reliability(probs: Mapping[str, Tensor], labels: Tensor) -> "Axes":
@@ -212,7 +212,7 @@ def _entropies(method: Method, key: str, words: str) -> Iterator[Picture]:
 
     area = scores.get(f"ood_auroc_{key}")
     alt = f"{method.name}: {words} in and out of distribution" + ("" if area is None else f", AUROC {area:.3f}")
-    yield _draw(draw, _where(method), alt, f"{method.name}, by {words}")
+    yield draw_picture(draw, _where(method), alt, f"{method.name}, by {words}")
 
 
 def _least_sure(method: Method) -> Iterator[Picture]:
@@ -231,7 +231,7 @@ def _least_sure(method: Method) -> Iterator[Picture]:
     wrong = int((probs[items].argmax(1) != labels[items]).sum())
     alt = f"{method.name}: the {len(items)} least sure test images, {wrong} of them predicted wrongly"
     caption = f"{method.name}: {wrong} of these {len(items)} are wrong"
-    yield _draw(
+    yield draw_picture(
         lambda: plot.least_sure(probs[items], images, labels[items], count=_MOST_IMAGES), _where(method), alt, caption
     )
 
@@ -240,7 +240,7 @@ def _where(method: Method) -> str:
     return f"the evaluation in {method.first.place}" if method.first.place else f"the evaluation {method.name!r}"
 
 
-def _draw(draw: Callable[[], "Axes"], where: str, alt: str, caption: str) -> Picture:
+def draw_picture(draw: Callable[[], "Axes"], where: str, alt: str, caption: str) -> Picture:
     """Draw in matplotlib's own style whatever the user's is, to the same bytes each time."""
     with _plain_style():
         try:
@@ -254,6 +254,12 @@ def _draw(draw: Callable[[], "Axes"], where: str, alt: str, caption: str) -> Pic
         if len(content) > _LARGEST_SVG:
             content, kind = _saved(figure, "png", {"Software": None}), ".png"
     return Picture(content, _TYPES[kind], alt, caption)
+
+
+def as_png(draw: Callable[[], "Axes"]) -> bytes:
+    """Draw the same as pixels, for where an SVG cannot be shown."""
+    with _plain_style():
+        return _saved(draw().figure, "png", {"Software": None})
 
 
 def _saved(figure: object, form: str, metadata: Mapping[str, None]) -> bytes:

@@ -6,10 +6,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from varlap.files import finite
 from varlap.report import figures
 from varlap.report.figures import Group, Picture
 from varlap.report.sections import Section
-from varlap.report.sources import Entry, finite, flat
+from varlap.report.sources import Entry, flat
 from varlap.report.tables import Column, Table
 
 _LONG = 120  # characters; a longer value gets lines of its own
@@ -54,47 +55,59 @@ def page(title: str, lead: str, sections: Sequence[Section], tables: Sequence[Ta
     >>> "&lt;VL&gt;" in text, "<VL>" in text
     (True, False)
     """
-    parts = [_section(number, *both) for number, both in enumerate(zip(sections, tables, strict=True), start=1)]
+    parts = [(section.title, _section(section, table)) for section, table in zip(sections, tables, strict=True)]
+    return document(title, lead, parts, version)
+
+
+def document(title: str, lead: str, parts: Sequence[tuple[str, str]], version: str) -> str:
+    """Return a page of parts, each with its heading and its HTML.
+
+    >>> "<h2>a &amp; b</h2>" in document("A title", "Words.", [("a & b", "<p>c</p>")], "1.0")
+    True
+    """
+    headings = [escape(heading) for heading, _ in parts]
+    main = "".join(
+        f'<section id="data-{number}">\n<h2>{heading}</h2>\n{body}</section>\n'
+        for number, (heading, (_, body)) in enumerate(zip(headings, parts, strict=True), start=1)
+    )
     return _PAGE.substitute(
         title=escape(title),
         style=files("varlap.report").joinpath("page.css").read_text(encoding="utf-8"),
         lead=escape(lead),
-        contents=_contents(sections) if len(sections) > 1 else "",
-        main="".join(parts),
+        contents=_contents(headings) if len(headings) > 1 else "",
+        main=main,
         version=escape(version),
     )
 
 
-def _contents(sections: Sequence[Section]) -> str:
+def _contents(headings: Sequence[str]) -> str:
     links = "".join(
-        f'<li><a href="#data-{number}">{escape(section.title)}</a></li>\n'
-        for number, section in enumerate(sections, start=1)
+        f'<li><a href="#data-{number}">{heading}</a></li>\n' for number, heading in enumerate(headings, start=1)
     )
     return f'<nav aria-label="Data sets"><ul>\n{links}</ul></nav>\n'
 
 
-def _section(number: int, section: Section, table: Table) -> str:
+def _section(section: Section, table: Table) -> str:
     short = table.short()
     parts = [
-        f'<section id="data-{number}">\n<h2>{escape(section.title)}</h2>\n',
         _facts(section),
         "<h3>Comparison</h3>\n",
-        _scrolled(short.to_html(f"Scores on {section.title}"), f"Scores on {section.title}"),
-        f'<p class="note">{escape(_note(table))}</p>\n',
+        scrolled(short.to_html(f"Scores on {section.title}"), f"Scores on {section.title}"),
+        note(_note(table)),
     ]
     if len(short.columns) < len(table.columns):
         words = f"All scores on {section.title}"
         parts.append(f"<details>\n<summary>All {len(table.columns)} scores</summary>\n")
-        parts.append(f"{_scrolled(table.to_html(words), words)}</details>\n")
+        parts.append(f"{scrolled(table.to_html(words), words)}</details>\n")
     parts.append(_glossary(table.columns))
     groups = figures.of_section(section)
     if groups and len(section.entries) > len(section.methods):
-        parts.append('<p class="note">Of a method with several runs, the first is drawn below.</p>\n')
-    parts += map(_group, groups)
+        parts.append(note("Of a method with several runs, the first is drawn below."))
+    parts += map(pictures, groups)
     shown = figures.drawn_runs(section)
-    parts.append('<h3>Runs</h3>\n<p class="note">What decided each result, and where it was computed.</p>\n')
+    parts.append(f"<h3>Runs</h3>\n{note('What decided each result, and where it was computed.')}")
     parts += [_run(method.name, entry, shown) for method in section.methods for entry in method.entries]
-    return "".join(parts) + "</section>\n"
+    return "".join(parts)
 
 
 def _facts(section: Section) -> str:
@@ -109,8 +122,13 @@ def _facts(section: Section) -> str:
         "Runs": str(len(section.entries)) if len(section.entries) > len(section.methods) else "",
         "Hardware": ", ".join(dict.fromkeys(str(one["hardware"]) for one in origins if one.get("hardware"))),
     }
+    return facts(found)
+
+
+def facts(found: Mapping[str, str]) -> str:
+    """Return a row of cards; one that has nothing to say is left out."""
     rows = "".join(
-        f"<div><dt>{name}</dt><dd>{escape(_cut(value))}</dd></div>\n" for name, value in found.items() if value
+        f"<div><dt>{escape(name)}</dt><dd>{escape(_cut(value))}</dd></div>\n" for name, value in found.items() if value
     )
     return f'<dl class="facts">\n{rows}</dl>\n'
 
@@ -138,16 +156,22 @@ def _glossary(columns: Sequence[Column]) -> str:
     return f'<details>\n<summary>What the scores mean</summary>\n<dl class="spec">\n{rows}</dl>\n</details>\n'
 
 
-def _scrolled(inside: str, label: str) -> str:
+def note(words: str) -> str:
+    """Return a paragraph in smaller print."""
+    return f'<p class="note">{escape(words)}</p>\n'
+
+
+def scrolled(inside: str, label: str) -> str:
     """Put what may be wide in a box that scrolls by itself, by keys too."""
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">\n{inside}\n</div>\n'
 
 
-def _group(group: Group) -> str:
-    pictures = "".join(map(_figure, group.pictures))
-    words = f'<p class="note">{escape(group.words)}</p>\n' if group.words else ""
+def pictures(group: Group) -> str:
+    """Return pictures beside each other under their heading."""
+    shown = "".join(map(_figure, group.pictures))
+    words = note(group.words) if group.words else ""
     pairs = " pairs" if len(group.pictures) in (1, 2, 4) else ""  # else in threes
-    return f'<h3>{escape(group.heading)}</h3>\n{words}<div class="pictures{pairs}">\n{pictures}</div>\n'
+    return f'<h3>{escape(group.heading)}</h3>\n{words}<div class="pictures{pairs}">\n{shown}</div>\n'
 
 
 def _figure(picture: Picture) -> str:
@@ -168,19 +192,20 @@ def _run(name: str, entry: Entry, shown: set[Any]) -> str:
         origin["seconds to train"] = round(evaluated.seconds, 2)
     parts = [
         f"<details>\n<summary>{escape(words)}</summary>\n",
-        _listed("Evaluation", evaluated.spec),
-        _listed("Versions and hardware", origin),
+        listed("Evaluation", evaluated.spec),
+        listed("Versions and hardware", origin),
         f"<details>\n<summary>How it was trained</summary>\n{_list(entry.run_spec)}</details>\n"
         if entry.run_spec
         else "",
     ]
     if entry.run is not None and entry.run not in shown:
-        pictures = "".join(map(_figure, [*figures.elbo(entry, words), *figures.brought(entry, words)]))
-        parts.append(f'<div class="pictures">\n{pictures}</div>\n' if pictures else "")
+        own = "".join(map(_figure, [*figures.elbo(entry, words), *figures.brought(entry, words)]))
+        parts.append(f'<div class="pictures">\n{own}</div>\n' if own else "")
     return "".join(parts) + "</details>\n"
 
 
-def _listed(heading: str, spec: Mapping[str, Any]) -> str:
+def listed(heading: str, spec: Mapping[str, Any]) -> str:
+    """Return a spec as a list under a heading."""
     return f"<h4>{escape(heading)}</h4>\n{_list(spec)}" if spec else ""
 
 

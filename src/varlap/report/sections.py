@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from varlap.experiments import Evaluated
-from varlap.report.sources import Entry, finite, flat
+from varlap.files import finite
+from varlap.report.sources import Entry, flat
 
 CHANCE = ("seed", "split")  # what may differ between the runs that are averaged
 _FITTED = ("temperature",)  # and what a run may have found by itself

@@ -1,7 +1,6 @@
 """What a report is made of: evaluations on disk or in memory, and the folders of the runs that they judge."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,21 +79,6 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
                 seen.add(folder.resolve())
                 entries.append(_read(folder, root, number))
     return entries
-
-
-def finite(value: Any) -> Any:
-    """Return what JSON can hold: NaN and infinities become None, and anything it does not know its text.
-
-    >>> finite({"a": float("nan"), 1: (2, Path("b"))})
-    {'a': None, '1': [2, 'b']}
-    """
-    if isinstance(value, Mapping):
-        return {str(name): finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value if isinstance(value, bool | int | str | None) else str(value)
 
 
 def flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:

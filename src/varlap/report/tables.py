@@ -202,7 +202,7 @@ def comparison(methods: Sequence[Method]) -> Table:
     cells: dict[str, dict[str, Cell]] = {method.name: {} for method in methods}
     for column in columns:
         found = {method.name: _cell(method, column.key) for method in methods}
-        for name, cell in _printed(column, {name: cell for name, cell in found.items() if cell is not None}).items():
+        for name, cell in printed(column, {name: cell for name, cell in found.items() if cell is not None}).items():
             cells[name][column.key] = cell
     return Table(columns, tuple(Row(method.name, len(method.entries), cells[method.name]) for method in methods))
 
@@ -244,8 +244,12 @@ def _cell(method: Method, key: str) -> Cell | None:
     return Cell(statistics.fmean(values), standard_error=error, num_runs=len(values))
 
 
-def _printed(column: Column, cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """Print a column's values to the same number of decimals, and mark the best."""
+def printed(column: Column, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Print a column's values to the same number of decimals, and mark the best.
+
+    >>> [cell.shown for cell in printed(Column("nll", "NLL", "↓"), {"a": Cell(0.5), "b": Cell(0.25)}).values()]
+    ['0.5000', '0.2500']
+    """
     scale = 100 if column.percent else 1
     largest = max((abs(cell.value) for cell in cells.values() if math.isfinite(cell.value)), default=0.0)
     decimals = _decimals(scale * largest)

@@ -37,6 +37,7 @@ def fit(
     label: Mapping[str, Any] | None = None,
     loggers: Sequence[LoggerLike] = (),
     progress: Literal["auto", "bars", "lines", "none"] | Progress = "auto",
+    time_limit_s: float | None = None,
     **settings: Any,
 ) -> History:
     """Train means and log σ, and return the history.
@@ -60,6 +61,8 @@ def fit(
             into the spec; a folder with another label is refused.
         loggers: objects with `log_metrics(dict, step)`, called once an epoch.
         progress: "bars" or "lines" on stderr, "none", or "auto": bars on a terminal.
+        time_limit_s: stop between two steps once so many seconds are over, with a checkpoint and
+            `varlap.errors.OutOfTime`; the same call carries on.
         settings: the fields of `FitSettings`.
 
     >>> import torch, varlap
@@ -76,6 +79,8 @@ def fit(
         )
     if not isinstance(progress, str) and not hasattr(progress, "start"):
         raise ConfigError(f"fit(progress={progress!r}): choose 'auto', 'bars', 'lines' or 'none'")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise ConfigError(f"fit(time_limit_s={time_limit_s}) must be a positive number of seconds")
     for logger in loggers:
         if not hasattr(logger, "log_metrics"):
             raise ConfigError(f"fit(loggers=...): {logger!r} has no log_metrics(metrics, step)")
@@ -117,6 +122,7 @@ def fit(
             validation=validation,
             loggers=loggers,
             progress=progress,
+            time_limit_s=time_limit_s,
         )
         if out is not None:
             loop.carry_on(Path(out))

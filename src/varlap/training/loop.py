@@ -15,7 +15,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.curvature.protocol import check_targets
-from varlap.errors import BatchError, CheckpointError, ConfigError, Interrupted, NonFiniteError
+from varlap.errors import BatchError, CheckpointError, ConfigError, Interrupted, NonFiniteError, OutOfTime
 from varlap.metrics import evaluate
 from varlap.objectives import Objective
 from varlap.objectives.terms import combine
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 AT_THE_PRIOR = 0.95  # a weight whose σ is at least so much of its prior's s has learnt nothing
 RUNAWAY = 100.0  # σ/s beyond which the variances have lost their footing
 STEPS_BETWEEN_VALUES = 20
+TIME_IS_UP = 1_000  # as a request to stop: no signal has this number
 VALIDATION_SCORES = ("nll", "accuracy", "ece", "rmse")  # cheap ones, each epoch; those that apply
 
 
@@ -71,6 +72,7 @@ class Loop:
     validation: Any
     loggers: Sequence[LoggerLike]
     progress: Progress
+    time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -91,6 +93,8 @@ class Loop:
         self._history = History(settings)
         self._outputs: Any = None
         self._total = settings.epochs * self.source.steps_per_epoch
+        self._deadline = math.inf if self.time_limit_s is None else time.monotonic() + self.time_limit_s
+        self._saved_at = -math.inf
 
     def carry_on(self, out: Path) -> None:
         """Go to where the folder's newest checkpoint was, on every rank."""
@@ -138,6 +142,10 @@ class Loop:
                 if last_of_epoch:
                     self._end_epoch(epoch, time.perf_counter() - started)
                 self._save(last=True)
+                if requested == TIME_IS_UP:
+                    if state.step == self._total:
+                        return  # just in time
+                    raise OutOfTime(state.step, saved=self.out is not None)
                 raise Interrupted(requested, state.step, saved=self.out is not None)
             if last_of_epoch:
                 break
@@ -182,7 +190,7 @@ class Loop:
         row["skipped"] = sums["skipped"]
         means, log_sigma = self.optimizer.param_groups
         row |= {"lr": float(means["lr"]), "lr_log_sigma": float(log_sigma["lr"])}
-        row |= _variances(self.bnn)
+        row |= describe_variances(self.bnn)
         if self.validation is not None:
             scores = self._validated(epoch)
             row |= {f"validation_{name}": value for name, value in scores.items()}
@@ -200,7 +208,9 @@ class Loop:
         self.progress.epoch(row)
         if row["sigma_over_s_max"] > RUNAWAY and self.objective.uses_variances:
             log.warning("epoch %d: the largest σ is %.0f times its prior's s", epoch, row["sigma_over_s_max"])
-        self._save(last=state.step == self._total or state.stopped)
+        last = state.step == self._total or state.stopped
+        if last or time.monotonic() - self._saved_at >= self.settings.save_pause_s:
+            self._save(last=last)
 
     def _tell_loggers(self, row: dict[str, float]) -> None:
         for logger in self.loggers:
@@ -237,7 +247,7 @@ class Loop:
     def _judge(self, nll: float) -> None:
         """Remember the best validation NLL, and stop where there was no better one for too long."""
         state = self._state
-        if state.best_nll is None or nll < state.best_nll:
+        if math.isfinite(nll) and (state.best_nll is None or nll < state.best_nll):
             state.best_nll, state.epochs_since_best = nll, 0
             if self.settings.keep == "best":
                 state.best = {name: tensor.detach().clone() for name, tensor in self.bnn.state_dict().items()}
@@ -246,7 +256,7 @@ class Loop:
         patience = self.settings.patience
         if patience is not None and state.epochs_since_best >= patience:
             state.stopped = True
-            log.info("stopped early: no better validation NLL than %.4f for %d epochs", state.best_nll, patience)
+            log.info("stopped early: no better validation NLL than %s for %d epochs", state.best_nll, patience)
 
     def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint. A full disk does not end the training; only the last one must be written."""
@@ -257,14 +267,15 @@ class Loop:
         try:
             documents = {"state": document, "model": describe(self.bnn)}
             self.folder.save(self._state.step, tensors, documents, self.settings.num_checkpoints)
+            self._saved_at = time.monotonic()
         except CheckpointError as error:
             if last:
                 raise
             log.error("no checkpoint at step %d, the training goes on: %s", self._state.step, error)
 
     def _stop_requested(self, stop: StopRequests) -> int:
-        """Return the signal that asks for an end, on any rank, or 0."""
-        requested = stop.requested or 0
+        """Return the signal that asks for an end, on any rank, or `TIME_IS_UP`, or 0."""
+        requested = stop.requested or (TIME_IS_UP if time.monotonic() >= self._deadline else 0)
         return requested if self.world is None else int(self.world.largest(requested))
 
 
@@ -281,8 +292,12 @@ def _zero_sums(device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def _variances(bnn: BNN) -> dict[str, float]:
-    """Say how σ/s is distributed: quantiles of its logarithm, its largest value, the share of weights at the prior."""
+def describe_variances(bnn: BNN) -> dict[str, float]:
+    """Say how σ/s is distributed: quantiles of its logarithm, its largest value, the share of weights at the prior.
+
+    >>> round(describe_variances(BNN(torch.nn.Linear(2, 3)))["log_sigma_over_s_median"], 3)
+    -3.0
+    """
     logs = torch.cat([(sigma - bnn.prior_scale[name].log()).flatten().float() for name, sigma in bnn.log_sigma.items()])
     some = logs[:: max(1, len(logs) // 1_000_000)]  # quantiles of a million are good enough
     low, middle, high = some.quantile(torch.tensor([0.05, 0.5, 0.95], device=logs.device)).tolist()

@@ -19,6 +19,7 @@ from varlap.training.checkpoint import read_checkpoint, write_checkpoint
 from varlap.training.encoding import tensor_bytes
 
 MODEL = "model"
+BESIDE = ".model"  # ends the name of the folder beside FILE.ckpt
 PRIORS: dict[str, Callable[..., Prior]] = {
     "FanInPrior": FanInPrior,
     "OneScalePrior": OneScalePrior,
@@ -36,8 +37,20 @@ def save(bnn: BNN, path: Path | str) -> None:
     ...     sorted(file.name for file in Path(folder, "model").iterdir())
     ['manifest.json', 'model.json', 'model.safetensors']
     """
-    path = Path(path)
-    contents = {MODEL: bnn.state_dict()}, {MODEL: describe(bnn)}
+    save_tensors(Path(path), bnn.state_dict(), describe(bnn))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Save a model from its `state_dict` and what `describe` says of it; a model there is replaced.
+
+    >>> import tempfile
+    >>> bnn = BNN(nn.Linear(2, 1), "gaussian")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_tensors(Path(folder, "model"), bnn.state_dict(), describe(bnn))
+    ...     load(f"{folder}/model", nn.Linear(2, 1)).likelihood
+    Gaussian()
+    """
+    contents = {MODEL: dict(tensors)}, {MODEL: dict(description)}
     replaces = (path / "model.json").is_file() and not (path / "state.json").exists()
     if not replaces:  # what is no model, or the checkpoint of a run, stays, with an error
         write_checkpoint(path, *contents)
@@ -60,7 +73,7 @@ def load(
     """Load a model that `save` wrote: same weights to the bit, same likelihood, prior and choice of Bayesian weights.
 
     Args:
-        path: the folder.
+        path: the folder, or a checkpoint NAME.ckpt that `LightningBNN` has written with such a folder beside it.
         network: one of the same architecture and dtype, with any weights; it takes over the saved ones.
         likelihood: only for one of your own, an object of the class that was saved.
         prior: only for one of your own, an object of the class that was saved.
@@ -81,6 +94,8 @@ def load(
         raise NetworkError(f"load needs the network to put the weights into, got {type(network).__name__}")
     if (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path} is a run; give one of its models: {path}/model or {path}/checkpoints/step-…")
+    if path.is_file():
+        path = _beside(path)
     checkpoint = read_checkpoint(path)
     tensors, description = checkpoint.tensors.get(MODEL), checkpoint.documents.get(MODEL)
     if tensors is None or not isinstance(description, dict):
@@ -113,6 +128,25 @@ def load(
         ) from error
     _put(path, bnn, tensors)
     return bnn
+
+
+def beside(file: Path) -> Path:
+    """Return the folder with the model of a checkpoint that another library wrote to a file.
+
+    >>> beside(Path("runs/last.ckpt")).name
+    'last.model'
+    """
+    return file.with_name(file.name.removesuffix(".ckpt") + BESIDE)
+
+
+def _beside(file: Path) -> Path:
+    folder = beside(file.resolve())  # Lightning's last.ckpt may be a link to the newest one
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{file} is a file, which varlap does not read, and the model that LightningBNN writes beside it is not "
+            f"there ({folder.name}); give a folder that BNN.save wrote"
+        )
+    return folder
 
 
 def _put(path: Path, bnn: BNN, tensors: dict[str, Tensor]) -> None:

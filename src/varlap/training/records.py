@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from varlap.errors import CheckpointError, ConfigError, missing_extra
+from varlap.files import replace_file
 
 Value = float | int | str
 
@@ -202,23 +203,3 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"it holds a bare {name}")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside and rename, through to the disk, so that a kill or a power cut leaves one of the two contents."""
-    path = path.resolve()  # a link stays a link
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    if os.name == "posix":  # the rename itself is on disk when the folder is
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import varlap
 from varlap.errors import CheckpointError, ConfigError
+from varlap.files import replace_file
 from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training.checkpoint import (
@@ -23,7 +24,7 @@ from varlap.training.checkpoint import (
     write_checkpoint,
 )
 from varlap.training.model_file import describe
-from varlap.training.records import Records, replace_file
+from varlap.training.records import Records
 from varlap.training.settings import FitSettings
 
 try:
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
 NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
-NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "compiled"}
+NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
 
 def spec_of(

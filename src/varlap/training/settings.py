@@ -1,6 +1,5 @@
 """How to train: one frozen dataclass, which is also the help text and the spec of a run."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.training.step import Precision
 
 
@@ -53,6 +52,9 @@ class FitSettings:
     """what a NaN or Inf in a batch, a loss or a gradient does: end the training, or skip the step and count it"""
     save_every: int | None = None
     """steps between checkpoints, besides the one after each epoch"""
+    save_pause_s: float = 0.0
+    """seconds between the checkpoints after epochs, at least: short epochs of a large network need no more; the last
+    epoch always has one"""
     num_checkpoints: int = 2
     """how many of the newest checkpoints stay on disk"""
     num_workers: int = 0
@@ -73,6 +75,8 @@ class FitSettings:
                 continue
             if not isinstance(value, int | float) or not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"fit({name}={value}) must be positive and finite")
+        if not isinstance(self.save_pause_s, int | float) or not 0 <= self.save_pause_s < math.inf:
+            raise ConfigError(f"fit(save_pause_s={self.save_pause_s}) must be a number of seconds, at least 0")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"fit(seed={self.seed!r}) must be a whole number")
         if self.compiled not in (True, False, "auto"):
@@ -94,11 +98,9 @@ class FitSettings:
         unfit = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # they want a closure, sparse gradients or matrices alone
         kinds = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}.difference(unfit)
         if self.optimizer not in kinds:
-            lower = {name.lower(): name for name in kinds}
-            close = [lower[name] for name in difflib.get_close_matches(str(self.optimizer).lower(), lower, 1)]
             raise ConfigError(
-                f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time"
-                + (f"; did you mean {close[0]!r}?" if close else "; for example 'Adam' or 'SGD'")
+                f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time; "
+                + did_you_mean(self.optimizer, kinds, "for example 'Adam' or 'SGD'")
             )
 
     @classmethod
@@ -112,8 +114,7 @@ class FitSettings:
         known = [f.name for f in fields(cls)]
         for name in settings:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                hint = did_you_mean(name, known, f"it has {', '.join(known)}")
                 raise ConfigError(f"fit has no setting {name!r}; {hint}")
         if "epochs" not in settings:
             raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")

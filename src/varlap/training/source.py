@@ -137,7 +137,7 @@ class Arrays:
 
     def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
         """Yield an epoch's batches from number `first` on."""
-        order = _order(self.num_items, self._seed, epoch).to(self._device)
+        order = epoch_order(self.num_items, self._seed, epoch).to(self._device)
         for items in order.split(self.batch_size)[first:]:
             part = items[self._share]
             weights = None if self._weights is None else self._weights[part]
@@ -159,7 +159,7 @@ class _Items:
         return {"num_items": self.num_items, "data_set": type(self._dataset).__name__}
 
     def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
-        batches = _order(self.num_items, self._seed, epoch).split(self.batch_size)[first:]
+        batches = epoch_order(self.num_items, self._seed, epoch).split(self.batch_size)[first:]
         shares = [batch[self._share].tolist() for batch in batches]
         for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch), strict=True):
             pair = (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
@@ -204,5 +204,10 @@ class _Loader:
                 yield *((x, y) if whole else (tree.take(x, self._share), tree.take(y, self._share))), None
 
 
-def _order(num_items: int, seed: int, epoch: int) -> Tensor:
+def epoch_order(num_items: int, seed: int, epoch: int) -> Tensor:
+    """Return the numbers of the items in the order of an epoch.
+
+    >>> epoch_order(4, seed=0, epoch=0).sort().values
+    tensor([0, 1, 2, 3])
+    """
     return torch.randperm(num_items, generator=Streams(seed, epoch).generator("order", "cpu"))

@@ -33,15 +33,16 @@ class Page:
 
     _session = None
 
-    def show(self, path: Path, width: int, dark: bool = False, height: int = 800) -> None:
-        """Open a file as on a screen of this width; a phone's below 500."""
+    def show(self, what: Path | str, width: int, dark: bool = False, height: int = 800) -> None:
+        """Open a file or an address as on a screen of this width; a phone's below 500."""
+        address = what if isinstance(what, str) else what.resolve().as_uri()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._ask("Emulation.setDeviceMetricsOverride", **size)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[feature])
-        self._ask("Page.navigate", url=path.resolve().as_uri())
+        self._ask("Page.navigate", url=address)
         deadline = time.monotonic() + _PATIENCE_S
-        while self.value("document.readyState") != "complete" or self.value("location.protocol") != "file:":
+        while self.value("document.readyState") != "complete" or self.value("location.href") != address:
             assert time.monotonic() < deadline, "the page was not loaded in time"
             time.sleep(0.05)
 

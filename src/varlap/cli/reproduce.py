@@ -1,0 +1,180 @@
+"""`varlap reproduce`: the paper's tables and figures, from data to page."""
+
+import json
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from varlap.cli.device import choose_device
+from varlap.cli.mistakes import log_to_stderr, user_mistakes
+from varlap.cli.report import fitting
+from varlap.cli.reproduce_uci import reproduce_uci
+from varlap.errors import ConfigError, MissingExtraError
+from varlap.experiments import Experiment, RunSpec, Store, run_grid
+from varlap.experiments.choice import final_runs
+from varlap.experiments.grid_progress import GridProgress
+from varlap.experiments.grid_run import Outcome, check_data
+from varlap.report.reproduction import as_json as plain, tables, write_reproduction
+from varlap.report.sweeps import sweeps
+
+
+class Recipe(StrEnum):
+    """Which settings to train with."""
+
+    paper = "paper"
+    ours = "ours"
+
+
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(help="table-1, table-2, figure-1, figure-2, uci, miniature, or your own TOML file"),
+    ],
+    data: Annotated[list[str] | None, typer.Option(help="only this data set; may be repeated")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="instead of the experiment's; its schedule scales")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="minutes; what is left is carried on by the same command")
+    ] = None,
+    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours")] = Recipe.paper,
+    seeds: Annotated[int | None, typer.Option(min=1, help="so many of them, from 0 on")] = None,
+    final: Annotated[
+        bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every method")
+    ] = False,
+    linearised: Annotated[bool, typer.Option(help="evaluate linearised predictions too")] = True,
+    splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="any other setting of a run: NAME=VALUE; may be repeated")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the store; by default runs/paper (all of the paper) or runs/uci")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Run an experiment of the paper and write its tables and figures beside the paper's numbers.
+
+    Results are kept in RUNS, a JSON file a run: what is there is not computed again, and what was interrupted is
+    carried on. The page, RUNS/report/report.html, shows all that RUNS holds.
+
+    Example: varlap reproduce table-1 --data cifar10 --epochs 50 --budget 60
+    """
+    log_to_stderr(quiet or as_json)
+    with user_mistakes():
+        if what == "uci":  # tables with splits of their own, no grid of images
+            _refuse_for_uci(recipe=recipe is not Recipe.paper, seeds=seeds, final=final, settings=settings)
+            reproduce_uci(
+                out or Path("runs/uci"), data=data or (), splits=splits, epochs=epochs, budget=budget, as_json=as_json
+            )
+            return
+        if splits is not None:
+            raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
+        changes = _changes(data, epochs, seeds, linearised, settings)
+        experiment = _experiment(what, recipe.value, changes)
+        store = Store(out or Path("runs") / (experiment.name if experiment.name == "miniature" else "paper"))
+        _check(budget, store)
+        check_data(experiment.specs)
+        chosen_device = choose_device(device)
+        progress = GridProgress(quiet=quiet or as_json)
+        specs = experiment.specs
+        if final:
+            chosen = final_runs(specs, store)
+            specs = chosen.specs
+            for line in chosen.chosen:
+                progress.say(line)
+        outcome = run_grid(
+            specs, store, device=chosen_device, budget_s=None if budget is None else 60 * budget, progress=progress
+        )
+        page = _report(store, quiet or as_json) if outcome.results else None
+    _tell(experiment, specs, store, outcome, page, as_json)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _refuse_for_uci(**given: Any) -> None:
+    for name, value in given.items():
+        if value:
+            option = "--set" if name == "settings" else f"--{name}"
+            raise ConfigError(f"{option} is for images; uci takes --data, --splits, --epochs, --budget and --out")
+
+
+def _experiment(what: str, recipe: str, changes: dict[str, Any]) -> Experiment:
+    read = Experiment.read if what.endswith(".toml") else Experiment.named
+    return read(what, recipe=recipe, **changes)
+
+
+def _changes(
+    data: list[str] | None, epochs: int | None, seeds: int | None, linearised: bool, settings: list[str] | None
+) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for pair in settings or []:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: give NAME=VALUE, such as --set batch_size=64")
+        changes[name] = _value(text)
+    if data:
+        changes["data"] = list(data)
+    if epochs is not None:
+        changes["epochs"] = epochs
+    if seeds is not None:
+        changes["seed"] = list(range(seeds))
+    if not linearised:
+        changes["linearised"] = False
+    return changes
+
+
+def _value(text: str) -> Any:
+    """Read a value as TOML does; what is none there is a word."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _check(budget: float | None, store: Store) -> None:
+    if budget is not None and not budget > 0:
+        raise ConfigError(f"--budget {budget:g} must be a positive number of minutes")
+    try:
+        store.folder.mkdir(parents=True, exist_ok=True)  # before the work, not after it
+    except OSError as error:
+        raise ConfigError(f"the folder {store.folder} cannot be made: {error}; choose another --out") from error
+
+
+def _report(store: Store, quiet: bool) -> Path | None:
+    try:
+        return write_reproduction(store, store.folder / "report")
+    except MissingExtraError as error:
+        if not quiet:
+            typer.echo(f"varlap: no report was written: {error}", err=True)
+        return None
+
+
+def _tell(
+    experiment: Experiment,
+    specs: tuple[RunSpec, ...],
+    store: Store,
+    outcome: Outcome,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    parts = sweeps(outcome.results)
+    if as_json:
+        counts = {"runs": len(specs), "computed": outcome.num_computed, "left": len(outcome.left)}
+        result = {"experiment": experiment.name, "out": str(store.folder), "report": page and str(page), **counts}
+        typer.echo(json.dumps(result | {"failed": outcome.failed} | plain(parts, experiment.title), allow_nan=False))
+        return
+    console = Console(highlight=False)
+    for part in parts:
+        for heading, (table, _) in tables(part).items():
+            console.print(fitting(console, table, f"{heading}: {part.title}"))
+    for name, reason in outcome.failed.items():
+        console.print(f"{name} failed: {reason}", markup=False)
+    if outcome.left:
+        number = len(outcome.left)
+        console.print(f"{number} {'run is' if number == 1 else 'runs are'} left; the same command carries on")
+    if page is not None:
+        console.print(f"[bold]{page.resolve().as_uri()}[/]", soft_wrap=True)

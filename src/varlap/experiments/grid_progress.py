@@ -1,0 +1,118 @@
+"""What people watch while a grid runs: one bar for the whole on a terminal, a line a run in a log, or nothing."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TextIO, final
+
+from varlap.training.progress_text import duration, is_terminal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+REFRESH_S = 0.2
+
+LeftFn = Callable[[float], float | None]
+"""From the share of the present run that is done to the seconds that the whole will still take."""
+
+
+@final
+class GridProgress:
+    """Tells how far a grid is, on stderr.
+
+    Args:
+        quiet: show nothing.
+        stream: where to write; stderr unless told.
+
+    >>> shown = GridProgress(stream=sys.stdout)
+    >>> shown.begin(num_runs=3, num_done=1)
+    >>> shown.end_of_run("digits vl β 0.1", 65.0, left_s=70.0)
+    2/3  digits vl β 0.1  1 min  left 1 min
+    >>> shown.end()
+    """
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._quiet = quiet
+        self._bar: RichProgress | None = None
+        self._num_runs = self._num_done = 0
+        self._name = ""
+        self._left_fn: LeftFn = lambda _: None
+        self._steps, self._steps_done = 1, 0
+        self._due = 0.0
+
+    def begin(self, num_runs: int, num_done: int) -> None:
+        """Begin with so many runs, of which some are done already."""
+        self._num_runs, self._num_done = num_runs, num_done
+        if self._quiet or not is_terminal(self._stream):
+            return
+        from rich.console import Console  # slow to import
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = TextColumn("{task.fields[label]}"), BarColumn(), TextColumn("{task.fields[text]}")
+        # No thread draws, since one that holds a lock while data workers are forked could stop them for ever.
+        self._bar = Progress(*columns, console=Console(file=self._stream), auto_refresh=False)
+        self._bar.add_task("", total=num_runs, completed=num_done, label="", text="")
+        self._bar.start()
+
+    def begin_run(self, name: str, left_fn: LeftFn) -> None:
+        """Tell which run comes; then this object is the progress of its training."""
+        self._name, self._left_fn = name, left_fn
+
+    def end_of_run(self, name: str, seconds: float | None, left_s: float | None, words: str = "") -> None:
+        """Tell that a run is done, in how many seconds, and how long the others will take."""
+        self._num_done += 1
+        parts = [f"{self._num_done}/{self._num_runs}", name, words, "" if seconds is None else duration(seconds)]
+        if left_s is not None and self._num_done < self._num_runs:
+            parts.append(f"left {duration(left_s)}")
+        self.say("  ".join(filter(None, parts)))
+
+    def say(self, line: str) -> None:
+        """Write a line, above the bar where there is one."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=self._stream, flush=True)
+
+    # What `fit` calls.
+
+    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+        """Begin a training."""
+        self._steps = num_epochs * (steps_per_epoch or 1)
+        self._steps_done = first_step
+        self._draw(first_step)
+
+    def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:  # noqa: ARG002
+        """Draw if it is time to."""
+        self._steps_done = number + 1
+        if time.monotonic() >= self._due:
+            self._draw(number + 1)
+
+    def epoch(self, row: Mapping[str, float]) -> None:
+        """Do nothing: steps tell enough."""
+
+    def close(self) -> None:
+        """End a training: what comes is its evaluation, unless it was stopped."""
+        self._draw(self._steps_done, doing="evaluating " if self._steps_done == self._steps else "")
+
+    def end(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _draw(self, steps_done: int, doing: str = "") -> None:
+        if self._bar is None:
+            return
+        share = steps_done / self._steps
+        left = self._left_fn(share)
+        self._bar.update(
+            self._bar.task_ids[0],
+            completed=self._num_done + share,
+            label=f"run {min(self._num_done + 1, self._num_runs)}/{self._num_runs}  {doing}{self._name}",
+            text="" if left is None else f"{duration(left)} left",
+        )
+        self._bar.refresh()
+        self._due = time.monotonic() + REFRESH_S

@@ -1,0 +1,161 @@
+"""A grid of runs, one after the other: what the store has is not computed again, and a budget of time is kept."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from varlap.data import data_folder
+from varlap.errors import ConfigError, NonFiniteError, OutOfTime
+from varlap.experiments.grid_progress import GridProgress
+from varlap.experiments.run import epochs_done, forget, run
+from varlap.experiments.spec import RunSpec
+from varlap.experiments.store import Result, Store
+
+
+@dataclass
+class Outcome:
+    """What became of a grid."""
+
+    results: list[Result] = field(default_factory=list)
+    num_computed: int = 0
+    """how many of them this call has finished; the others were in the store"""
+    left: list[RunSpec] = field(default_factory=list)
+    """runs that the budget left for the next call"""
+    failed: dict[str, str] = field(default_factory=dict)
+    """runs that diverged, with what was said"""
+
+
+def run_grid(
+    specs: Sequence[RunSpec],
+    store: Store,
+    *,
+    device: torch.device | str = "cpu",
+    budget_s: float | None = None,
+    progress: GridProgress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Run what the store lacks, in order.
+
+    With a budget, a run that is not expected to fit is left for the next call; one that takes longer than expected is
+    stopped at a checkpoint, from which the next call carries on. The first run is started whatever is expected of it,
+    so that every call gets on. A run that diverges is told of, and the others go on.
+
+    >>> import tempfile
+    >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
+    >>> store = Store(tempfile.mkdtemp())
+    >>> [run_grid([spec], store).num_computed for _ in range(2)]
+    [1, 0]
+    """
+    check_data(specs)
+    shown = GridProgress(quiet=True) if progress is None else progress
+    began, outcome = clock(), Outcome()
+    known = {spec: found for spec in specs if (found := store.get(spec)) is not None}
+    for spec in known:
+        forget(spec, store)  # a kill may have come between result and checkpoints
+    expected = Expectation(list(store), str(torch.device(device)))
+    pending = [spec for spec in specs if spec not in known]
+    shown.begin(len(specs), len(known))
+    try:
+        while pending:
+            spec, others = pending[0], pending[1:]
+            left_s = None if budget_s is None else budget_s - (clock() - began)
+            done = epochs_done(spec, store)
+            if left_s is not None:
+                needed = expected.seconds(spec, done)
+                too_long = needed is not None and needed > left_s
+                if left_s <= 0 or (too_long and outcome.num_computed + len(outcome.failed)):
+                    break
+            shown.begin_run(name(spec), lambda share, s=spec, o=others: expected.sum(s, share, o))
+            start = clock()
+            try:
+                known[spec] = run(spec, store, device=device, progress=shown, time_limit_s=left_s)
+            except OutOfTime:
+                break
+            except NonFiniteError as error:
+                outcome.failed[name(spec)] = str(error)
+                shown.say(f"{name(spec)} failed, the others go on: {error}")
+            else:
+                outcome.num_computed += 1
+                took = clock() - start
+                expected.learn(spec, took / max(1, spec.epochs - done))
+                shown.end_of_run(name(spec), took, expected.sum(spec, 1.0, others), _told(known[spec]))
+            pending = others
+    finally:
+        shown.end()
+    outcome.results = [known[spec] for spec in specs if spec in known]
+    outcome.left = pending
+    return outcome
+
+
+class Expectation:
+    """How long runs take, from those that were done on the same kind of device.
+
+    >>> spec = RunSpec("digits", "map", 0.1, epochs=10)
+    >>> expected = Expectation([], "cpu")
+    >>> expected.seconds(spec) is None
+    True
+    >>> expected.learn(spec, seconds_per_epoch=2.0)
+    >>> expected.seconds(spec, epochs_done=4), expected.seconds(RunSpec("digits", "vl", 0.1, epochs=1))
+    (12.0, 2.0)
+    """
+
+    def __init__(self, results: Sequence[Result], device: str) -> None:
+        self._times: dict[tuple[object, ...], list[float]] = {}
+        for result in results:
+            if str(result.origin.get("device", "")).split(":")[0] == device.split(":")[0] and result.history:
+                self.learn(result.spec, result.seconds_per_epoch)
+
+    def learn(self, spec: RunSpec, seconds_per_epoch: float) -> None:
+        """Take in how long a run took."""
+        for key in self._keys(spec):
+            self._times.setdefault(key, []).append(seconds_per_epoch)
+
+    def seconds(self, spec: RunSpec, epochs_done: float = 0) -> float | None:
+        """Return the time that the rest of a run takes, by runs of its method, or else of others; None if unknown."""
+        for key in self._keys(spec):
+            if key in self._times:
+                return statistics.fmean(self._times[key][-5:]) * max(0.0, spec.epochs - epochs_done)
+        return None
+
+    def sum(self, spec: RunSpec, share_done: float, others: Sequence[RunSpec]) -> float | None:
+        """Return the time of the rest of a run and of all others; None if one of them is unknown."""
+        times = [self.seconds(spec, share_done * spec.epochs), *map(self.seconds, others)]
+        return None if any(time is None for time in times) else sum(time for time in times if time is not None)
+
+    @staticmethod
+    def _keys(spec: RunSpec) -> list[tuple[object, ...]]:
+        size = (spec.data, spec.model, spec.width, spec.num_train, spec.batch_size, spec.precision)
+        return [(*size, spec.method, spec.curvature), size]
+
+
+def check_data(specs: Sequence[RunSpec]) -> None:
+    """Refuse a grid whose data are not all there, before anything runs."""
+    wanted = dict.fromkeys(spec.data for spec in specs)
+    missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]
+    if missing:
+        here = [data for data in wanted if data not in missing]
+        choose = f", or run what is there: {' '.join(f'--data {data}' for data in here)}" if here else ""
+        raise ConfigError(
+            f"{', '.join(missing)}: no such data in {data_folder()}; fetch it with `varlap data get {missing[0]}`"
+            f"{choose}"
+        )
+
+
+def name(spec: RunSpec) -> str:
+    """Return what a line calls a run.
+
+    >>> name(RunSpec("digits", "vl", 0.1))
+    'digits vl β 0.1'
+    """
+    words = f"{spec.data} {spec.method} β {spec.beta:g}"
+    words += f" multiplier {spec.log_sigma_lr_multiplier:g}" if spec.log_sigma_lr_multiplier != 10 else ""
+    return words + (f" seed {spec.seed}" if spec.seed else "")
+
+
+def _told(result: Result) -> str:
+    scores = result.validation.get("mean") or result.test["mean"]
+    where = "held-out" if result.validation else "test"
+    return f"{where} NLL {scores['nll']:.4f}, {result.seconds_per_epoch:.2g} s an epoch"

@@ -1,0 +1,142 @@
+"""One run of an experiment, from data to result; a run that was stopped is carried on."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from varlap.curvature import Fisher
+from varlap.experiments.augmentation import augmentation
+from varlap.experiments.evaluation import origin
+from varlap.experiments.image_task import ImageTask
+from varlap.experiments.outside import partner
+from varlap.experiments.spec import RunSpec
+from varlap.experiments.store import Result, Store
+from varlap.experiments.ways import evaluate_ways
+from varlap.objectives import MAP, VI, VL, Objective
+from varlap.posterior import BNN, OneScalePrior
+from varlap.training import fit
+
+log = logging.getLogger(__name__)
+
+RUNNING = "running"
+"""The folder in a store in which unfinished runs keep their checkpoints."""
+SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
+KEPT = (
+    *("epoch", "elbo", "log_likelihood", "curvature", "kl", "lr", "log_sigma_over_s_median", "sigma_over_s_max"),
+    *("share_at_prior", "validation_nll", "validation_accuracy", "validation_ece", "seconds", "memory_mb"),
+)
+"""What is kept of each epoch."""
+
+
+def run(
+    spec: RunSpec,
+    store: Store,
+    *,
+    device: torch.device | str = "cpu",
+    progress: Any = "none",
+    time_limit_s: float | None = None,
+) -> Result:
+    """Return the result of a spec: from the store, or by training and evaluating, and then it is in the store.
+
+    Args:
+        spec: what to run.
+        store: where results are. While a run trains, its checkpoints are in the store's folder `running`.
+        device: where to compute.
+        progress: of the training, as in `varlap.fit`.
+        time_limit_s: raise `varlap.errors.OutOfTime` once so many seconds are over; the same call carries on.
+
+    >>> import tempfile
+    >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
+    >>> store = Store(tempfile.mkdtemp())
+    >>> result = run(spec, store)
+    >>> sorted(result.test), result.ood, [path.suffix for path in store.folder.iterdir()]
+    (['mean', 'scaled'], 'letters', ['.json'])
+    """
+    known = store.get(spec)
+    if known is not None:
+        return known
+    task = _task(spec.data, spec.model, spec.validation, spec.num_train, spec.width)
+    bnn = _network(spec, task).to(device)
+    folder = store.folder / RUNNING / spec.key()
+    history = fit(
+        bnn,
+        _objective(spec, len(task.training[1])),
+        task.training,
+        validation=task.held_out,
+        augment=augmentation(task.images, task.normalise) if spec.augment else None,
+        out=folder,
+        label=dataclasses.asdict(spec),
+        progress=progress,
+        time_limit_s=time_limit_s,
+        epochs=spec.epochs,
+        batch_size=spec.batch_size,
+        lr=spec.lr,
+        schedule=spec.schedule,
+        log_sigma_lr_multiplier=spec.log_sigma_lr_multiplier,
+        precision=spec.precision,
+        seed=spec.seed,
+        save_pause_s=SAVE_PAUSE_S,
+    )
+    found = partner(task.images)
+    scores = evaluate_ways(bnn, spec, task, None if found is None else task.normalise(found[1]))
+    result = Result(
+        spec,
+        scores.test,
+        scores.validation,
+        origin() | {"device": str(bnn.device), "num_threads": torch.get_num_threads()},
+        seconds=sum(row["seconds"] for row in history.epochs),
+        history=tuple(_kept(row) for row in history.epochs),
+        ood=None if found is None else found[0],
+    )
+    store.put(result)
+    forget(spec, store)
+    return result
+
+
+def epochs_done(spec: RunSpec, store: Store) -> int:
+    """Return how many epochs of an unfinished run its folder tells of.
+
+    >>> epochs_done(RunSpec("digits", "map", 0.1), Store("no-such-folder"))
+    0
+    """
+    with contextlib.suppress(OSError):
+        return (store.folder / RUNNING / spec.key() / "metrics.jsonl").read_bytes().count(b"\n")
+    return 0
+
+
+def forget(spec: RunSpec, store: Store) -> None:
+    """Delete the checkpoints of a run, which its result replaces."""
+    shutil.rmtree(store.folder / RUNNING / spec.key(), ignore_errors=True)
+    with contextlib.suppress(OSError):  # others are running, or there was none
+        (store.folder / RUNNING).rmdir()
+
+
+@functools.lru_cache(maxsize=1)  # the runs of a grid share their data, and it takes a while to read
+def _task(data: str, model: str, validation: float, num_train: int | None, width: int) -> ImageTask:
+    """Return the task of a run. The same images are held out whatever the run's seed is, so that runs compare."""
+    return ImageTask(data, model, validation, seed=0, num_train=num_train, width=width)
+
+
+def _network(spec: RunSpec, task: ImageTask) -> BNN:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)  # all methods start from the same weights
+        network = task.network()
+    return BNN(network, prior=None if spec.prior_scale is None else OneScalePrior(spec.prior_scale))
+
+
+def _objective(spec: RunSpec, num_data: int) -> Objective:
+    if spec.method == "vl":
+        curvature = Fisher() if spec.curvature == "exact" else None
+        return VL(num_data, spec.beta, seed=spec.seed, curvature=curvature)
+    kind = {"map": MAP, "vi": VI}[spec.method]
+    return kind(num_data, spec.beta, seed=spec.seed)
+
+
+def _kept(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: row[name] for name in KEPT if name in row}

@@ -1,0 +1,16 @@
+"""Regression on the nine UCI tables with the field's usual network and splits."""
+
+from varlap.experiments.uci.run import Choice, Progress, UCIExperiment
+from varlap.experiments.uci.spec import TableRecipe, TableRun, published
+from varlap.experiments.uci.store import TableResult, TableStore
+
+__all__ = [
+    "Choice",
+    "Progress",
+    "TableRecipe",
+    "TableResult",
+    "TableRun",
+    "TableStore",
+    "UCIExperiment",
+    "published",
+]

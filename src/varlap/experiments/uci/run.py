@@ -1,0 +1,237 @@
+"""The UCI experiment: β chosen on held-out rows of the first splits, then every split at the chosen β."""
+
+import itertools
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from varlap.data import UCI_SETS, TableData, load_uci
+from varlap.data.tables import uci_name
+from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
+from varlap.experiments.evaluation import origin
+from varlap.experiments.uci.spec import TableRecipe, TableRun
+from varlap.experiments.uci.store import TableResult, TableStore
+from varlap.experiments.uci.task import TableTask
+from varlap.likelihoods import Gaussian
+from varlap.models import mlp
+from varlap.objectives import MAP, VI, VL, Objective
+from varlap.posterior import BNN
+from varlap.posthoc import laplace
+from varlap.training import fit
+
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"map": MAP, "vi": VI, "vl": VL}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "softplus": nn.Softplus}
+WAYS: dict[str, tuple[str, ...]] = {
+    "map": ("mean",),
+    "vi": ("mean", "sampled", "linearised"),
+    "vl": ("mean", "sampled", "linearised"),
+}
+"""how a trained method may predict; Laplace is linearised, on the mean of MAP"""
+COST = {"map": 1.0, "vi": 1.4, "vl": 1.7}
+"""of a step, as a multiple of MAP's, to tell the time left"""
+SPLITS_AT_ONCE = 5  # of each table in turn, so that a run that is stopped has some of all
+NUM_DRAWS = 20  # of weights, for "sampled"
+SMALLEST_FIRST = ("yacht", "boston", "energy", "concrete", "wine", "power", "kin8nm", "naval", "protein")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What held-out rows chose for a method.
+
+    >>> Choice(0.1, "mean", -2.5).beta
+    0.1
+    """
+
+    beta: float
+    """of the objective, or of Laplace's variances"""
+    way: str
+    """of predicting: mean, sampled, linearised or laplace-BETA"""
+    log_likelihood: float
+    """of the held-out rows, averaged over the tuning splits"""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the experiment is, and what is computed next.
+
+    >>> Progress(1.0, 4.0, "boston").total
+    4.0
+    """
+
+    done: float
+    """in steps of MAP, what was there before included"""
+    total: float
+    text: str
+    seconds_left: float | None = None
+    """at the pace of the runs computed so far; None before the first"""
+
+
+@dataclass(frozen=True)
+class UCIExperiment:
+    """MAP, VI, VL and Laplace on UCI tables; what the store holds is not computed again.
+
+    Args:
+        store: where results are kept.
+        recipes: one for each table.
+        num_splits: the first so many splits of each; None for all.
+        folder: the data folder; default `varlap.data.data_folder()`.
+
+    >>> UCIExperiment.of("results", data=["boston", "yacht"]).recipes[0].data
+    'yacht'
+    """
+
+    store: TableStore
+    recipes: tuple[TableRecipe, ...]
+    num_splits: int | None = None
+    folder: str | Path | None = None
+
+    @staticmethod
+    def of(
+        out: str | Path,
+        data: Sequence[str] = (),
+        num_splits: int | None = None,
+        folder: str | Path | None = None,
+        **changes: Any,
+    ) -> "UCIExperiment":
+        """Take the shipped recipes of some tables, or of all; `changes` replace settings in each of them."""
+        if num_splits is not None and num_splits < 1:
+            raise ConfigError(f"{num_splits} splits are none; give at least 1, or leave it out for all")
+        names = {uci_name(name) for name in data} or set(UCI_SETS)
+        recipes = tuple(TableRecipe.named(name, **changes) for name in SMALLEST_FIRST if name in names)
+        return UCIExperiment(TableStore(out), recipes, num_splits, folder)
+
+    def run(self, budget_s: float | None = None, tell: Callable[[Progress], None] = lambda _: None) -> bool:
+        """Compute what is missing, within the time if there is one; return whether all is there."""
+        start = time.monotonic()
+        tables = {recipe.data: load_uci(recipe.data, self.folder) for recipe in self.recipes}  # all, before any work
+        done, total = 0.0, sum(_cost(run) for runs in self._estimated(tables) for run in runs)
+        computed, seconds = 0.0, 0.0
+        for run in self._runs(tables):
+            text = f"{run.data}, {run.method}, {'choosing β' if run.tuning else f'split {run.split}'}"
+            tell(Progress(done, total, text, seconds / computed * (total - done) if computed else None))
+            done += _cost(run)
+            if self.store.get(run) is not None:
+                continue
+            begun = time.monotonic()
+            if budget_s is not None and begun - start >= budget_s:
+                return False
+            self.store.put(compute(tables[run.data], run))
+            computed, seconds = computed + _cost(run), seconds + time.monotonic() - begun
+        tell(Progress(total, total, "done", 0.0))
+        return True
+
+    def choices(self, recipe: TableRecipe) -> dict[str, Choice] | None:
+        """Return what held-out rows choose for map, vi, vl and laplace; None where they are not all there yet."""
+        found = [self.store.get(run) for run in recipe.tuning_runs()]
+        return None if None in found else choose(recipe, [one for one in found if one is not None])
+
+    def _runs(self, tables: dict[str, TableData]) -> Iterator[TableRun]:
+        for recipe in self.recipes:
+            yield from recipe.tuning_runs()
+        most = max(self._count(table) for table in tables.values())
+        for first, recipe in itertools.product(range(0, most, SPLITS_AT_ONCE), self.recipes):
+            yield from self._final(recipe, range(first, first + SPLITS_AT_ONCE), tables)
+
+    def _final(self, recipe: TableRecipe, splits: range, tables: dict[str, TableData]) -> list[TableRun]:
+        chosen = self.choices(recipe)
+        assert chosen is not None
+        last = min(splits.stop, self._count(tables[recipe.data]))
+        betas = {method: choice.beta for method, choice in chosen.items()}
+        return recipe.final_runs(betas, range(splits.start, last))
+
+    def _estimated(self, tables: dict[str, TableData]) -> Iterator[list[TableRun]]:
+        """Yield runs that take as long as those to come, whatever β will be chosen."""
+        for recipe in self.recipes:
+            any_beta = {method: betas[0] for method, betas in recipe.betas.items()}
+            yield recipe.tuning_runs()
+            yield recipe.final_runs(any_beta, range(self._count(tables[recipe.data])))
+
+    def _count(self, table: TableData) -> int:
+        return min(len(table.splits), self.num_splits or len(table.splits))
+
+
+def compute(table: TableData, run: TableRun) -> TableResult:
+    """Train a run's network and score each way of predicting."""
+    task = TableTask.of(table, run.split, held_out=run.validation if run.tuning else 0.0, seed=run.seed)
+    seed = 1000 * run.seed + run.split  # another network for each split, the same one for each method
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = mlp(task.training[0].shape[1], 1, (run.hidden,), ACTIVATIONS[run.activation])
+    bnn = BNN(network, Gaussian())
+    objective = OBJECTIVES[run.method](len(task.training[0]), beta=run.beta, seed=seed)
+    start = time.monotonic()
+    settings = {"epochs": run.epochs, "batch_size": run.batch_size, "lr": run.lr, "seed": seed}
+    scores, failure = {}, None
+    try:
+        fit(bnn, objective, task.training, progress="none", **settings)
+        seconds = time.monotonic() - start
+        scores = _scores(bnn, task, run)
+    except NonFiniteError as error:
+        seconds, failure = time.monotonic() - start, str(error)
+    if any(not math.isfinite(value) for way in scores.values() for value in way.values()):
+        scores, failure = {}, "a score is not finite"
+    return TableResult(run, scores, seconds, origin(), failure)
+
+
+def choose(recipe: TableRecipe, found: Sequence[TableResult]) -> dict[str, Choice]:
+    """Choose β and the way of predicting by the log-likelihood of held-out rows, averaged over the tuning splits.
+
+    Laplace's variances are chosen on the means that MAP chose. A β that diverged in one of the splits is not chosen.
+    """
+    choices = {}
+    for method, ways in WAYS.items():
+        trials = {(beta, way): _held_out(found, method, beta, way) for beta in recipe.betas[method] for way in ways}
+        choices[method] = _best(recipe.data, method, trials)
+    mean = choices["map"].beta
+    ways = {beta: laplace_way(beta) for beta in recipe.betas["laplace"]}
+    trials = {(beta, way): _held_out(found, "map", mean, way) for beta, way in ways.items()}
+    return choices | {"laplace": _best(recipe.data, "laplace", trials)}
+
+
+def laplace_way(beta: float) -> str:
+    """Return the name of Laplace's predictions for a β of its variances.
+
+    >>> laplace_way(0.1)
+    'laplace-0.1'
+    """
+    return f"laplace-{beta:g}"
+
+
+def _held_out(found: Sequence[TableResult], method: str, beta: float, way: str) -> float:
+    runs = [one for one in found if (one.run.method, one.run.beta) == (method, beta)]
+    return statistics.mean(one.scores[way]["log_likelihood"] if one.scores else -math.inf for one in runs)
+
+
+def _best(data: str, method: str, trials: dict[tuple[float, str], float]) -> Choice:
+    (beta, way), log_likelihood = max(trials.items(), key=lambda trial: trial[1])
+    if log_likelihood == -math.inf:
+        raise ConfigError(f"{data}, {method}: the training diverged for every β; lower the recipe's lr")
+    return Choice(beta, way, log_likelihood)
+
+
+def _scores(bnn: BNN, task: TableTask, run: TableRun) -> dict[str, dict[str, float]]:
+    x = task.scored[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
+        found = {"mean": task.score(bnn.predict(x))}
+        if run.method != "map":
+            found["sampled"] = task.score(bnn.predict(x, how="sampled", num_samples=NUM_DRAWS, seed=run.seed))
+            found["linearised"] = task.score(bnn.predict(x, how="linearised", closed_form=True))
+        elif run.laplace_betas:
+            fisher = laplace(bnn, task.training, batch_size=1024)
+            for beta in run.laplace_betas:
+                bnn.set_optimal_variances(fisher, len(task.training[0]), beta)
+                found[laplace_way(beta)] = task.score(bnn.predict(x, how="linearised", closed_form=True))
+    return found
+
+
+def _cost(run: TableRun) -> float:
+    return COST[run.method] * run.num_steps * (1 + run.batch_size * run.hidden / 100_000)

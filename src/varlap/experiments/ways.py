@@ -1,0 +1,116 @@
+"""The ways of predicting that belong to a method, each scored on held-out and on test images."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from varlap.errors import VarlapWarning
+from varlap.experiments.image_task import ImageTask, Pair
+from varlap.experiments.spec import Method, RunSpec
+from varlap.metrics import evaluate
+from varlap.posterior import BNN
+from varlap.posthoc import fit_temperature, laplace
+
+Way = Literal["mean", "sampled", "scaled", "linearised"]
+Key = tuple[Method, Way]
+
+NAMES: dict[Key, str] = {
+    ("vl", "mean"): "VL",
+    ("vi", "mean"): "VI (mean)",
+    ("vi", "sampled"): "VI (10 samples)",
+    ("map", "mean"): "MAP",
+    ("map", "scaled"): "MAP, scaled",
+    ("map", "linearised"): "MAP, Laplace",
+    ("vl", "scaled"): "VL, scaled",
+    ("vl", "linearised"): "VL, linearised",
+}
+"""What a table calls them: the paper's four rows, then the baselines that it lacks."""
+PAPERS: tuple[Key, ...] = (("vl", "mean"), ("vi", "mean"), ("vi", "sampled"), ("map", "mean"))
+"""The rows of the paper's Table 1, by which β is chosen for the final runs."""
+
+LAPLACE_BETAS = (0.0003, 0.001, 0.003, 0.01, 0.1, 1.0)
+"""what β of variances that are set after training is chosen from, by held-out images"""
+NUM_DRAWS = 10  # as many as the paper has for VI
+MOST_TO_CHOOSE_BY = 2_000  # held-out images that choose β of the variances
+MOST_FOR_FISHER = 10_000  # training images that the curvature of PreactResNet-18 is estimated from
+MOST_OUTSIDE = 10_000
+
+Scores = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a trained network, by way of predicting."""
+
+    test: Scores
+    validation: Scores
+
+
+def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | None = None) -> Evaluation:
+    """Score a trained network by every way of its method, with images from elsewhere to be told apart.
+
+    What a way has to fit, the temperature or the β of Laplace's variances, is fitted on the held-out images; without
+    such images there is the mean, and VI's samples, alone. Laplace's variances replace those of `bnn`.
+
+    >>> task = ImageTask("digits", "mlp", validation=0.2)
+    >>> bnn = BNN(task.network())
+    >>> sorted(evaluate_ways(bnn, RunSpec("digits", "map", 0.1, model="mlp"), task).test)
+    ['linearised', 'mean', 'scaled']
+    """
+    images: dict[str, Any] = {"ood": None if outside is None else outside[:MOST_OUTSIDE]}
+    found = Evaluation({}, {})
+
+    def score(way: Way, fitted: Mapping[str, float], **options: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; their scores say so
+            found.test[way] = evaluate(bnn, task.test, **options, **images) | dict(fitted)
+            if task.held_out is not None:
+                found.validation[way] = evaluate(bnn, task.held_out, **options) | dict(fitted)
+
+    score("mean", {})
+    if spec.method == "vi":
+        score("sampled", {}, how="sampled", num_samples=NUM_DRAWS)
+        return found
+    if task.held_out is None:
+        return found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VarlapWarning)  # of a few images all may be right
+        temperature = fit_temperature(bnn, task.held_out)
+    score("scaled", {"temperature": temperature}, temperature=temperature)
+    if spec.linearised:
+        beta = _choose_variances(bnn, spec, task, task.held_out)
+        fitted = {} if beta is None else {"laplace_beta": beta}
+        score("linearised", fitted, how="linearised", num_samples=NUM_DRAWS)
+    return found
+
+
+def _choose_variances(bnn: BNN, spec: RunSpec, task: ImageTask, held_out: Pair) -> float | None:
+    """Set the variances of the best linearised NLL: those of training (None), or Laplace's for some β.
+
+    Also for VL: with batch norm, variances from evaluation mode predict better than those of training.
+    """
+    few = tuple(part[:MOST_TO_CHOOSE_BY] for part in held_out)
+
+    def nll() -> float:
+        return evaluate(bnn, few, how="linearised", num_samples=NUM_DRAWS, only=["nll"])["nll"]
+
+    trained = {name: value.detach().clone() for name, value in bnn.log_sigma.items()}
+    nlls: dict[float | None, float] = {None: nll()} if spec.method == "vl" else {}
+    large = task.chosen_model == "preact-resnet-18"
+    part = tuple(part[:MOST_FOR_FISHER] for part in task.training) if large else task.training
+    num_data = len(task.training[1])
+    labels = "sampled-fisher" if large else "fisher"
+    fisher = laplace(bnn, part, curvature=labels, num_data=num_data, batch_size=512)
+    for beta in LAPLACE_BETAS:
+        bnn.set_optimal_variances(fisher, num_data, beta)
+        nlls[beta] = nll()
+    best = min(nlls, key=nlls.__getitem__)
+    if best is not None:
+        bnn.set_optimal_variances(fisher, num_data, best)
+    else:
+        for name, value in trained.items():
+            bnn.log_sigma[name].data.copy_(value)
+    return best

@@ -1,0 +1,194 @@
+"""The page of `varlap reproduce`: the paper's tables and figures from a store of results, beside its own numbers."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import varlap
+from varlap.errors import DataError
+from varlap.experiments import Store
+from varlap.experiments.comparison import folder_name
+from varlap.files import finite
+from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
+from varlap.report.figures import Group
+from varlap.report.html import document, facts, listed, note, pictures, scrolled
+from varlap.report.sweep_figures import Drawn, figure_1, figure_2
+from varlap.report.sweeps import (
+    Sweep,
+    how_beta_was_chosen,
+    sweeps,
+    table_1,
+    table_2,
+    table_of_all_ways,
+    table_of_runs,
+)
+from varlap.report.tables import Table, markdown_text
+
+_NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
+_TIMES = (
+    "Median over epochs, without validation and without the first, in which a GPU compiles. The paper's hardware is "
+    "another, so compare the ratios."
+)
+
+
+def write_reproduction(store: Store | Path | str, out: Path | str, title: str | None = None) -> Path:
+    """Write `report.html`, `report.md`, `report.json` and the figures from all results of a store; nothing is trained.
+
+    Runs that differ in method, β, seed and the speed of log σ alone are a part of the page. Each part has what its runs
+    allow: Table 1 where images were held out to choose β by, Figure 1 where a method has several β, Figure 2 where it
+    has several multipliers, Table 2 always.
+
+    Returns:
+        The path of the page.
+
+    >>> import tempfile
+    >>> from varlap.experiments import Result, RunSpec
+    >>> store, scores = Store(tempfile.mkdtemp()), {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
+    >>> store.put(Result(RunSpec("cifar10", "vl", 0.1), scores, scores, {}, 9.0, ({"elbo": -0.5, "seconds": 9.0},)))
+    >>> page = write_reproduction(store, store.folder / "report").read_text()
+    >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
+    (True, True)
+    """
+    parts = read_sweeps(store)
+    title = title or f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
+    number = sum(len(part.results) for part in parts)
+    lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`, beside the numbers of arXiv 2103.00222."
+    files: dict[str, bytes] = {}
+    bodies, texts = [], []
+    for part in parts:
+        groups = _figures(part, folder_name(part.title))
+        for _, drawn in groups:
+            files |= {name: content for each in drawn for name, content in each.files.items()}
+        bodies.append((part.title, _html(part, groups)))
+        texts.append(_markdown(part, groups))
+    heading = f"# {markdown_text(title)}\n\n{markdown_text(lead)}\n"
+    content = as_json(parts, title)
+    return write_files(
+        out,
+        files
+        | {
+            PAGE: document(title, lead.replace("`", ""), bodies, varlap.__version__).encode(errors="replace"),
+            MARKDOWN: "\n".join([heading, *texts]).encode(errors="replace"),
+            DATA: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(),
+        },
+    )
+
+
+def read_sweeps(store: Store | Path | str) -> list[Sweep]:
+    """Read all results of a store, and group them.
+
+    >>> read_sweeps("no-such-folder")
+    Traceback (most recent call last):
+    varlap.errors.DataError: there are no results in no-such-folder; `varlap reproduce table-1 --out FOLDER` makes some
+    """
+    store = store if isinstance(store, Store) else Store(store)
+    found = sweeps(store)
+    if not found:
+        raise DataError(f"there are no results in {store.folder}; `varlap reproduce table-1 --out FOLDER` makes some")
+    return found
+
+
+def as_json(parts: Sequence[Sweep], title: str) -> dict[str, Any]:
+    """Return the whole report as plain data."""
+    return {
+        "title": title,
+        "sections": [
+            {
+                "data": part.spec.data,
+                "title": part.title,
+                "settings": shared(part),
+                "beta": how_beta_was_chosen(part) if table_1(part) else None,
+                "tables": {name: table.to_json() for name, (table, _) in tables(part).items()},
+                "runs": [
+                    {"spec": dataclasses.asdict(run.spec), "origin": finite(run.origin), "ood": run.ood}
+                    for run in part.results
+                ],
+            }
+            for part in parts
+        ],
+    }
+
+
+def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
+    """Return the tables of a part with their notes, by heading."""
+    found: dict[str, tuple[Table, str]] = {}
+    first, all_ways = table_1(part), table_of_all_ways(part)
+    if first is not None and all_ways is not None:
+        found["Table 1"] = first, how_beta_was_chosen(part)
+        others = ", ".join(dict.fromkeys(run.ood for run in part.results if run.ood))
+        told = f" Out of distribution: {others}." if others else ""
+        found["Every way of predicting"] = (
+            all_ways,
+            "Scaled: by a temperature that held-out images choose. Laplace and linearised: 10 draws of the network "
+            f"that is linear in its weights, with variances that held-out images choose.{told}",
+        )
+    found["Table 2"] = table_2(part), _TIMES
+    return found
+
+
+def shared(part: Sweep) -> dict[str, Any]:
+    """Return the settings that all runs of a part share."""
+    return {name: value for name, value in dataclasses.asdict(part.spec).items() if name not in _NOT_SHARED}
+
+
+def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
+    found = []
+    if table_1(part) is not None and (drawn := figure_1(part, prefix)):
+        words = "How well each method does over β. The log-likelihood is the mean over test images, in nats."
+        found.append((_group("Figure 1", words, drawn), drawn))
+    for beta, drawn in figure_2(part, prefix).items():
+        words = (
+            "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "
+            "reached in the end, for log σ that learn at the means' rate or faster."
+        )
+        found.append((_group(f"Figure 2, β = {beta:g}", words, drawn), drawn))
+    return found
+
+
+def _group(heading: str, words: str, drawn: Sequence[Drawn]) -> Group:
+    return Group(heading, words, tuple(each.picture for each in drawn))
+
+
+def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
+    origins = [run.origin for run in part.results]
+    spec = part.spec
+    body = [
+        facts(
+            {
+                "Data": spec.data,
+                "Network": spec.model,
+                "Recipe": f"{spec.recipe}: lr {spec.lr:g}, {spec.schedule}, batch {spec.batch_size}",
+                "Epochs": str(spec.epochs),
+                "Held out": f"{spec.validation:.0%} of the training images" if spec.validation else "none",
+                "Runs": str(len(part.results)),
+                "Hardware": ", ".join(dict.fromkeys(str(one.get("hardware")) for one in origins)),
+            }
+        )
+    ]
+    for heading, (table, words) in tables(part).items():
+        body.append(f"<h3>{heading}</h3>\n{scrolled(table.to_html(f'{heading}, {part.title}'), heading)}{note(words)}")
+    body += [pictures(group) for group, _ in groups]
+    runs = table_of_runs(part)
+    body.append("<h3>Runs</h3>\n<details>\n<summary>Every run, by its mean network</summary>\n")
+    body.append(f"{scrolled(runs.to_html(f'Runs of {part.title}'), 'Runs')}</details>\n")
+    versions = {name: _different(origins, name) for name in ("varlap", "torch", "python", "hardware", "date")}
+    body.append("<details>\n<summary>Settings, versions and hardware</summary>\n")
+    body.append(listed("Settings that all runs share", shared(part)) + listed("Versions and hardware", versions))
+    return "".join(body) + "</details>\n"
+
+
+def _different(origins: Sequence[Any], name: str) -> str:
+    return ", ".join(dict.fromkeys(str(one.get(name, "?")) for one in origins))
+
+
+def _markdown(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
+    lines = [f"## {markdown_text(part.title)}", ""]
+    for heading, (table, words) in tables(part).items():
+        lines += [f"### {heading}", "", table.to_markdown(), "", markdown_text(words), ""]
+    for group, drawn in groups:
+        lines += [f"### {group.heading}", ""]
+        lines += [f"![{markdown_text(each.picture.alt)}](figures/{each.name}.png)" for each in drawn]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""Figures 1 and 2 of the paper, from the results of `varlap reproduce`."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from varlap.experiments import Result
+from varlap.experiments.grid import paper_numbers
+from varlap.experiments.ways import NAMES, PAPERS, Way
+from varlap.plot import style
+from varlap.report.figures import Picture, as_png, draw_picture
+from varlap.report.sweeps import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood", "ece": "ECE"}
+_FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
+_NAMES = {"vi": "VI", "vl": "VL"}
+_COLOURS = {"vl": 0, "vi": 1}  # as in Figure 1
+_LOG_MULTIPLIER = "multiplier of log σ's learning rate"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture for the page, and the same as files."""
+
+    name: str
+    picture: Picture
+    png: bytes
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files beside the page, by name."""
+        return {f"figures/{self.name}.svg": self.picture.content, f"figures/{self.name}.png": self.png}
+
+
+def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
+    """Draw accuracy, log-likelihood and ECE against β, where a method has several."""
+    series = {key: runs for key in PAPERS if (runs := [r for r in sweep.of(key[0]) if key[1] in r.test])}
+    if not any(len({run.spec.beta for run in runs}) > 1 for runs in series.values()):
+        return []
+    chosen = {key: choice.beta for key, choice in sweep.choices().items()}
+    theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
+
+    def draw(score: str) -> "Axes":
+        ax = style.axes_for(None, "figure_1")
+        for number, (key, runs) in enumerate(series.items()):
+            by_beta = _means(runs, key[1], score)
+            colour = style.colour(number)
+            ax.plot(*_xy(by_beta), color=colour, marker=style.marker(number), markersize=4, label=NAMES[key])
+            if key in chosen:
+                at = chosen[key]
+                ax.plot([at], [by_beta[at]], "o", markersize=11, markerfacecolor="none", markeredgecolor=colour)
+            if NAMES[key] in theirs:
+                ax.axhline(_papers(theirs[NAMES[key]], score), color=colour, linestyle=":", linewidth=1)
+        _log_axis(ax, sorted({run.spec.beta for runs in series.values() for run in runs}))
+        style.tidy(ax, "β", _SCORES[score])
+        if score == "accuracy":
+            ax.yaxis.set_major_formatter(style.percent())
+        style.legend(ax)
+        return ax
+
+    told = ", ".join(f"{NAMES[key]} chooses β {chosen[key]:g}" for key in series if key in chosen)
+    return [
+        _drawn(
+            f"{prefix}-figure-1-{score.replace('_', '-')}",
+            lambda score=score: draw(score),
+            f"{_SCORES[score]} against β on {sweep.title}; {told}",
+            f"{_SCORES[score].capitalize() if score != 'ece' else 'ECE'} against β."
+            + (" Rings: the β that held-out images choose." if chosen else "")
+            + (" Dotted: the paper's best value." if theirs else ""),
+        )
+        for score in _SCORES
+    ]
+
+
+def figure_2(sweep: Sweep, prefix: str) -> dict[float, list[Drawn]]:
+    """Draw, for each β, the ELBO over the epochs and the final scores for faster and slower log σ."""
+    found: dict[float, list[Drawn]] = {}
+    for beta in sorted({result.spec.beta for result in sweep.results}, reverse=True):
+        runs = {
+            method: sorted(
+                (r for r in sweep.results if (r.spec.method, r.spec.beta) == (method, beta) and r.history),
+                key=lambda result: (result.spec.log_sigma_lr_multiplier, result.spec.seed),
+            )
+            for method in _NAMES
+        }
+        runs = {method: each for method, each in runs.items() if len(_multipliers(each)) > 1}
+        if runs:
+            found[beta] = list(_of_beta(beta, runs, f"{prefix}-figure-2-beta-{beta:g}", sweep.title))
+    return found
+
+
+def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str) -> Iterator[Drawn]:
+    for method, each in runs.items():
+        last = ", ".join(f"{r.spec.log_sigma_lr_multiplier:g}: {r.history[-1]['elbo']:.3f}" for r in each)
+        yield _drawn(
+            f"{prefix}-{method}-elbo",
+            lambda each=each: _elbos(each),
+            f"ELBO of {_NAMES[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
+            f"{_NAMES[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
+        )
+    for score, words in _FINALS.items():
+        yield _drawn(
+            f"{prefix}-{score.replace('_', '-')}",
+            lambda score=score, words=words: _finals(runs, score, words),
+            f"Final {words} against the {_LOG_MULTIPLIER} at β {beta:g} on {title}",
+            f"β = {beta:g}: {words} at the end.",
+        )
+
+
+def _elbos(runs: Sequence[Result]) -> "Axes":
+    from matplotlib import colormaps
+
+    ax = style.axes_for(None, "figure_2")
+    shades = colormaps[style.SEQUENTIAL]
+    found = _multipliers(runs)
+    for run in runs:
+        place = found.index(run.spec.log_sigma_lr_multiplier)
+        epochs = [row["epoch"] + 1 for row in run.history]
+        label = f"× {run.spec.log_sigma_lr_multiplier:g}" if run.spec.seed == runs[0].spec.seed else None
+        shade = shades(0.9 * (1 - place / max(1, len(found) - 1)))
+        ax.plot(epochs, [row["elbo"] for row in run.history], color=shade, linestyle=style.dashes(place), label=label)
+    style.tidy(ax, "epoch", "ELBO (nats per datum)")
+    ax.xaxis.set_major_locator(style.whole_numbers())
+    style.legend(ax)
+    return ax
+
+
+def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
+    ax = style.axes_for(None, "figure_2")
+    ticks: set[float] = set()
+    for method, each in runs.items():
+        number = _COLOURS[method]
+        by_multiplier: dict[float, list[float]] = {}
+        for run in each:
+            value = run.history[-1]["elbo"] if score == "elbo" else _score(run, "mean", score)
+            by_multiplier.setdefault(run.spec.log_sigma_lr_multiplier, []).append(value)
+        means = {multiplier: statistics.fmean(values) for multiplier, values in sorted(by_multiplier.items())}
+        ticks |= set(means)
+        ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=_NAMES[method])
+    _log_axis(ax, sorted(ticks))
+    style.tidy(ax, _LOG_MULTIPLIER, words)
+    if score == "accuracy":
+        ax.yaxis.set_major_formatter(style.percent())
+    style.legend(ax)
+    return ax
+
+
+def _multipliers(runs: Sequence[Result]) -> list[float]:
+    return sorted({run.spec.log_sigma_lr_multiplier for run in runs})
+
+
+def _means(runs: Sequence[Result], way: Way, score: str) -> dict[float, float]:
+    by_beta: dict[float, list[float]] = {}
+    for run in runs:
+        by_beta.setdefault(run.spec.beta, []).append(_score(run, way, score))
+    return {beta: statistics.fmean(values) for beta, values in sorted(by_beta.items())}
+
+
+def _score(run: Result, way: Way, score: str) -> float:
+    return -run.test[way]["nll"] if score == "log_likelihood" else run.test[way][score]
+
+
+def _papers(row: Sequence[float], score: str) -> float:
+    nll, accuracy, ece = row
+    return {"log_likelihood": -nll, "accuracy": accuracy, "ece": ece}[score]
+
+
+def _xy(values: dict[float, float]) -> tuple[list[float], list[float]]:
+    return list(values), list(values.values())
+
+
+def _log_axis(ax: "Axes", ticks: Sequence[float]) -> None:
+    ax.set_xscale("log")
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+
+
+def _drawn(name: str, draw: Callable[[], "Axes"], alt: str, caption: str) -> Drawn:
+    return Drawn(name, draw_picture(draw, "the results", alt, caption), as_png(draw))

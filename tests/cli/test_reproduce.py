@@ -1,0 +1,122 @@
+"""`varlap reproduce`: the whole path in small, killed on the way; mistakes are one line before anything runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from made_results import made_sweep
+from varlap.cli import app
+from varlap.experiments import Store
+
+
+def _run(*arguments: str, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == status, result.output
+    return result.stdout if status == 0 else result.stderr
+
+
+def test_the_miniature_killed_and_restarted_computes_nothing_twice_and_writes_its_page(tmp_path: Path):
+    command = ["miniature", "--out", str(tmp_path)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "varlap", "reproduce", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert child.stderr is not None
+    first = child.stderr.readline()
+    child.kill()
+    child.wait(60)
+    assert first.startswith("1/4  digits map β 0.01  held-out NLL")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+    assert len(before) >= 1
+    said = json.loads(_run(*command, "--json"))
+    assert (said["runs"], said["computed"], said["left"], said["failed"]) == (4, 4 - len(before), 0, {})
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert not (tmp_path / "running").exists()
+    (section,) = said["sections"]
+    assert [row["name"] for row in section["tables"]["Table 1"]["rows"]] == ["VL", "MAP"]
+    assert section["beta"].startswith("β is chosen by the NLL of 20% of the training images")
+    for name in ("report.html", "report.md", "report.json"):
+        assert (tmp_path / "report" / name).is_file()
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    assert "Table 1: digits, miniature recipe" in _run(*command)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == after
+
+
+def test_a_budget_leaves_runs_for_the_same_command(tmp_path: Path):
+    command = ["miniature", "--out", str(tmp_path), "--no-linearised", "--epochs", "200", "--set", "num_train=300"]
+    said = _run(*command, "--budget", "0.01")
+    assert "4 runs are left; the same command carries on" in said
+    assert len(list((tmp_path / "running").iterdir())) == 1
+    said = json.loads(_run(*command, "--budget", "0.01", "--json"))
+    assert said["left"] >= 3
+
+
+def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
+    common = ["--set", "model=mlp", "--set", "precision=fp32", "--out", str(tmp_path), "--no-linearised", "--quiet"]
+    grid = ["--set", "method=['map','vl']", "--data", "digits", "--set", "beta=[0.01, 0.1]", "--set", "num_train=200"]
+    assert "no sweep over β is finished" in _run("table-1", *grid, *common, "--final", status=2)
+    _run("table-1", *grid, *common, "--epochs", "1")
+    said = json.loads(_run("table-1", *grid, *common, "--final", "--epochs", "2", "--seeds", "2", "--json"))
+    assert (said["runs"], said["computed"]) == (4, 4)
+    specs = [result.spec for result in Store(tmp_path)]
+    assert sorted(spec.seed for spec in specs if spec.epochs == 2) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table-3"], "there is no experiment 'table-3'; did you mean 'table-2'?"),
+        (["miniature", "--set", "metod=vl"], "a run has no setting 'metod'; did you mean 'method'?"),
+        (["miniature", "--set", "method=vll"], "method = 'vll': did you mean 'vl'?"),
+        (["miniature", "--set", "beta"], "--set beta: give NAME=VALUE, such as --set batch_size=64"),
+        (["miniature", "--data", "digit"], "data = 'digit': did you mean 'digits'?"),
+        (["miniature", "--budget", "0"], "--budget 0 must be a positive number of minutes"),
+        (["no-such.toml"], "the experiment no-such.toml cannot be read"),
+        (["table-1", "--data", "svhn"], "svhn: no such data in"),
+        (["miniature", "--device", "tpu"], "--device tpu cannot be used here"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2_before_anything_runs(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path / "no-data"))
+    said = _run(*arguments, "--out", str(tmp_path / "out"), status=2)
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in _run("miniature", "--out", str(tmp_path / "file" / "runs"), status=2)
+
+
+def test_a_run_that_fails_is_told_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from varlap.errors import NonFiniteError
+
+    def fail(*_: object, **__: object) -> None:
+        raise NonFiniteError("step 3: the loss is NaN")
+
+    monkeypatch.setattr("varlap.experiments.grid_run.run", fail)
+    result = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
+    assert result.exit_code == 1
+    assert "digits vl β 0.1 failed: step 3: the loss is NaN" in result.stdout
+
+
+def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar10.npz").write_bytes(b"never read")
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path / "data"))
+    store = Store(tmp_path / "runs")
+    for result in made_sweep((0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), num_epochs=50):
+        store.put(result)
+    said = json.loads(_run("table-1", "--data", "cifar10", "--epochs", "50", "--out", str(store.folder), "--json"))
+    assert (said["runs"], said["computed"]) == (21, 0)
+    assert said["sections"][0]["tables"]["Table 2"]["rows"][0]["scores"]["paper_seconds"]["shown"] == "114.9"

@@ -1,0 +1,76 @@
+"""`varlap reproduce uci`: one JSON object, one line for a mistake, a second call that carries on."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from uci_tables import write_uci
+from varlap.cli import app
+from varlap.errors import Interrupted
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    write_uci(tmp_path)
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    quick = ["reproduce", "uci", "--data", "yacht", "--epochs", "1", "--splits", "1", "--out", str(tmp_path / "out")]
+    return lambda *arguments: CliRunner().invoke(app, [*quick, *arguments])
+
+
+def test_json_is_one_object_and_the_results_are_kept(call, tmp_path):
+    first = call("--json")
+    assert first.exit_code == 0, first.output
+    content = json.loads(first.stdout)
+    assert content["complete"]
+    assert set(content["tables"][0]["log_likelihood"]) >= {"MAP", "Laplace", "VI", "VL", "VL, linearised"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"yacht.json", "report.md", "report.json"}
+    kept = (tmp_path / "out" / "yacht.json").read_bytes()
+    again = call()
+    assert again.exit_code == 0
+    assert "Test log-likelihood" in again.stdout
+    assert "report.md" in again.stdout
+    assert "100% done" in again.stderr
+    assert (tmp_path / "out" / "yacht.json").read_bytes() == kept
+
+
+def test_a_budget_of_nothing_computes_nothing_and_says_so(call):
+    assert json.loads(call("--budget", "0", "--json").stdout)["complete"] is False
+    assert "The budget is spent; the same command carries on." in call("--budget", "0").stdout
+
+
+def test_mistakes_are_one_line_with_status_2(call):
+    unknown = call("--data", "boton")
+    assert unknown.exit_code == 2
+    assert unknown.stderr == (
+        "varlap: no UCI table 'boton'; did you mean 'boston'? There are boston, concrete, energy, kin8nm, naval, "
+        "power, protein, wine, yacht\n"
+    )
+    missing = call("--data", "wine")
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith("varlap: the UCI table 'wine' is not in")
+    assert missing.stderr.count("\n") == 1
+
+
+def test_an_interrupted_run_says_that_the_same_command_carries_on(call, monkeypatch):
+    def stopped(table, run):
+        raise Interrupted(15, 3, saved=False)
+
+    monkeypatch.setattr("varlap.experiments.uci.run.compute", stopped)
+    found = call("--json")
+    assert found.exit_code == 128 + 15
+    assert found.stderr.startswith("varlap: stopped; what is finished is in ")
+    assert found.stderr.endswith("and the same command carries on\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["uci", "--seeds", "3"], "--seeds is for images; uci takes --data, --splits, --epochs, --budget and --out"),
+        (["uci", "--set", "lr=1"], "--set is for images; uci takes --data, --splits, --epochs, --budget and --out"),
+        (["miniature", "--splits", "3"], "--splits is for uci, whose tables come with them; miniature has --seeds"),
+    ],
+)
+def test_options_of_the_other_kind_are_refused(arguments, message):
+    answer = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert (answer.exit_code, answer.stderr) == (2, f"varlap: {message}\n")

@@ -1,0 +1,236 @@
+"""A run is carried on where it was stopped, a grid computes nothing twice, keeps its budget, and outlives a failure."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from made_results import made_result
+from varlap.data import ArrayData, Normaliser, load
+from varlap.errors import ConfigError, NonFiniteError, OutOfTime
+from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
+from varlap.experiments.augmentation import augmentation
+from varlap.experiments.grid_run import Expectation
+from varlap.experiments.outside import partner
+from varlap.experiments.run import RUNNING, epochs_done, run
+
+SPEC = RunSpec(
+    "digits", "vl", 0.1, model="mlp", epochs=3, precision="fp32", lr=3e-3, validation=0.2, num_train=300, batch_size=64
+)
+QUICK = dataclasses.replace(SPEC, method="map", linearised=False)
+
+
+class Watched:
+    """A progress that raises in one step, and knows where the training began."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.stop_at, self.steps = stop_at, []
+
+    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+        pass
+
+    def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:
+        self.steps.append(number)
+        if number == self.stop_at:
+            raise KeyboardInterrupt
+
+    def epoch(self, row: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _without_times(result: Result) -> Result:
+    rows = tuple(
+        {name: value for name, value in row.items() if name not in ("seconds", "memory_mb")} for row in result.history
+    )
+    return dataclasses.replace(result, seconds=0.0, history=rows)
+
+
+def test_a_stopped_run_is_carried_on_and_ends_with_the_result_of_one_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("varlap.experiments.run.SAVE_PAUSE_S", 0.0)
+    alone = run(SPEC, Store(tmp_path / "alone"))
+    store, stopped, carried_on = Store(tmp_path / "stopped"), Watched(stop_at=7), Watched()
+    with pytest.raises(KeyboardInterrupt):
+        run(SPEC, store, progress=stopped)
+    assert epochs_done(SPEC, store) == 1  # 5 steps each
+    result = run(SPEC, store, progress=carried_on)
+    assert carried_on.steps == list(range(5, 15))
+    assert _without_times(result) == _without_times(alone)
+    assert not (store.folder / RUNNING).exists()
+    assert store.get(SPEC) is not None
+
+
+def test_a_result_has_every_way_of_its_method_and_its_origin(tmp_path: Path):
+    result = run(SPEC, Store(tmp_path))
+    assert set(result.test) == set(result.validation) == {"mean", "scaled", "linearised"}
+    assert result.ood == "letters"
+    assert all("ood_auroc_entropy" in scores for scores in result.test.values())
+    assert "temperature" in result.test["scaled"]
+    assert result.test["scaled"]["accuracy"] == result.test["mean"]["accuracy"]
+    assert result.validation["scaled"]["nll"] <= result.validation["mean"]["nll"]
+    assert {"varlap", "torch", "hardware", "date", "device"} <= set(result.origin)
+    assert [row["epoch"] for row in result.history] == [0, 1, 2]
+    assert {"elbo", "log_likelihood", "curvature", "kl", "seconds", "validation_nll"} <= set(result.history[0])
+    vi = run(dataclasses.replace(SPEC, method="vi", validation=0.0), Store(tmp_path))
+    assert set(vi.test) == {"mean", "sampled"}
+    assert vi.validation == {}
+
+
+def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("varlap.experiments.ways.LAPLACE_BETAS", (1e9,))  # σ = s drowns the network
+    vl = run(SPEC, Store(tmp_path))
+    assert "laplace_beta" not in vl.test["linearised"]
+    assert vl.validation["linearised"]["nll"] < 2.3
+    mean = run(dataclasses.replace(SPEC, method="map"), Store(tmp_path))
+    assert mean.test["linearised"]["laplace_beta"] == 1e9
+
+
+def test_all_methods_start_from_the_same_weights_and_hold_the_same_images_out(monkeypatch: pytest.MonkeyPatch):
+    from varlap.experiments.run import _network, _task
+
+    task = _task("digits", "mlp", 0.2, 300, 64)
+    first, second = (_network(dataclasses.replace(SPEC, method=method), task) for method in ("map", "vl"))
+    for mine, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    other = _network(dataclasses.replace(SPEC, seed=1), task)
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+    assert task.seed == 0
+    assert len(task.training[1]) == 300
+
+
+def test_a_grid_computes_nothing_twice(tmp_path: Path):
+    store = Store(tmp_path)
+    specs = [dataclasses.replace(QUICK, beta=beta, epochs=1) for beta in (0.01, 0.1)]
+    first = run_grid(specs[:1], store)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    left_by_a_kill = tmp_path / RUNNING / specs[0].key()
+    left_by_a_kill.mkdir(parents=True)
+    second = run_grid(specs, store)
+    assert not left_by_a_kill.exists()
+    assert (first.num_computed, second.num_computed, len(second.results)) == (1, 1, 2)
+    assert run_grid(specs, store).num_computed == 0
+    assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in before.items())
+
+
+class Clocked:
+    """Stands in for `run`: a run takes as long as it says, by a clock of its own."""
+
+    def __init__(self, seconds: Mapping[float, float], fails: float | None = None) -> None:
+        self.now, self.seconds, self.fails, self.limits = 0.0, seconds, fails, []
+
+    def __call__(self, spec: RunSpec, store: Store, *, time_limit_s: float | None, **_: object) -> Result:
+        self.limits.append(time_limit_s)
+        if spec.beta == self.fails:
+            raise NonFiniteError("step 3: the loss is NaN")
+        if time_limit_s is not None and self.seconds[spec.beta] > time_limit_s:
+            self.now += time_limit_s
+            raise OutOfTime(3, saved=True)
+        self.now += self.seconds[spec.beta]
+        result = made_result("map", spec.beta, data="digits", num_epochs=spec.epochs)
+        result = dataclasses.replace(result, spec=spec)
+        store.put(result)
+        return result
+
+
+def _clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocked: Clocked, budget_s: float | None):
+    monkeypatch.setattr("varlap.experiments.grid_run.run", clocked)
+    specs = [RunSpec("digits", "map", beta, epochs=10) for beta in clocked.seconds]
+    return run_grid(specs, Store(tmp_path), budget_s=budget_s, clock=lambda: clocked.now)
+
+
+def test_a_run_that_is_not_expected_to_fit_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clocked = Clocked({0.01: 40.0, 0.03: 40.0, 0.1: 40.0})
+    outcome = _clocked(tmp_path, monkeypatch, clocked, budget_s=100.0)
+    assert clocked.limits == [100.0, 60.0]
+    assert [spec.beta for spec in outcome.left] == [0.1]
+    assert clocked.now == 80.0
+
+
+def test_a_run_that_takes_longer_than_the_budget_is_stopped_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    outcome = _clocked(tmp_path, monkeypatch, Clocked({0.01: 40.0, 0.03: 90.0, 0.1: 1.0}), budget_s=100.0)
+    assert [spec.beta for spec in outcome.left] == [0.03, 0.1]
+    assert outcome.num_computed == 1
+
+
+def test_the_first_run_is_started_whatever_is_expected_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _clocked(tmp_path, monkeypatch, Clocked({0.01: 40.0}), budget_s=None)
+    clocked = Clocked({0.01: 40.0, 0.03: 40.0})
+    assert _clocked(tmp_path, monkeypatch, clocked, budget_s=5.0).left
+    assert clocked.limits == [5.0]
+
+
+def test_a_run_that_diverges_is_told_of_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    outcome = _clocked(tmp_path, monkeypatch, Clocked({0.01: 1.0, 0.1: 1.0}, fails=0.01), budget_s=None)
+    assert outcome.failed == {"digits map β 0.01": "step 3: the loss is NaN"}
+    assert [result.spec.beta for result in outcome.results] == [0.1]
+
+
+def test_times_are_expected_by_method_and_device():
+    results = [made_result(method, 0.1, num_epochs=10) for method in ("map", "vl")]
+    expected = Expectation(results, "cuda")
+    assert expected.seconds(RunSpec("cifar10", "vl", 1.0, epochs=100)) == 600.0
+    assert expected.seconds(RunSpec("cifar10", "vi", 1.0, epochs=100)) == 400.0  # of both, on average
+    assert expected.seconds(RunSpec("svhn", "vl", 1.0)) is None
+    assert Expectation(results, "cpu").seconds(RunSpec("cifar10", "vl", 1.0)) is None
+
+
+def test_data_that_are_not_there_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    specs = [RunSpec(data, "map", 0.1) for data in ("digits", "svhn")]
+    with pytest.raises(ConfigError, match=r"svhn: no such data in .*`varlap data get svhn`, or run .*: --data digits"):
+        run_grid(specs, Store(tmp_path / "store"))
+    assert not os.path.exists(tmp_path / "store")
+
+
+def _images(name: str) -> tuple[ArrayData, Normaliser]:
+    images = torch.zeros(64, 3, 16, 16, dtype=torch.uint8)
+    images[..., :4] = 255  # bright on the left
+    data = ArrayData(name, images, torch.zeros(64).long(), images, torch.zeros(64).long())
+    return data, Normaliser.of(images)
+
+
+@pytest.mark.parametrize(("name", "mirrored"), [("cifar10", True), ("fashion_mnist", True), ("svhn", False)])
+def test_only_images_with_a_left_and_a_right_are_mirrored_and_edges_are_black(name: str, mirrored: bool):
+    data, normalise = _images(name)
+    x = normalise(data.train_images)
+    out = augmentation(data, normalise)(x, torch.Generator().manual_seed(0))
+    black, bright = x.min(), x.max()
+    assert torch.isclose(out, black).logical_or(torch.isclose(out, bright)).all()  # nothing else comes in
+    left = out[..., :8].mean((1, 2, 3)) > out[..., 8:].mean((1, 2, 3))
+    assert (0.25 < left.float().mean() < 0.75) if mirrored else left.all()
+    assert out[:, :, 0].amax(2).isclose(black).any()  # some were shifted down
+    assert len(out.unique(dim=0)) > 9  # each has its own shift
+
+
+def test_the_partner_is_the_first_at_hand_and_a_damaged_one_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    data, _ = _images("cifar10")
+    found = partner(data)
+    assert found is not None
+    assert found[0] == "rotated"
+    (tmp_path / "svhn.npz").write_bytes(b"no archive")
+    found = partner(data)
+    assert found is not None
+    assert found[0] == "rotated"
+    assert "svhn cannot serve as images from elsewhere" in caplog.text
+    flat = torch.zeros(2, 1, 4, 6)
+    assert partner(ArrayData("flat", flat, torch.zeros(2).long(), flat, torch.zeros(2).long())) is None
+
+
+def test_a_task_trains_on_as_many_images_as_it_is_told():
+    task, whole = ImageTask("digits", validation=0.2, num_train=100), ImageTask("digits", validation=0.2)
+    assert torch.equal(task.training[0], whole.training[0][:100])
+    assert torch.equal(task.held_out[0], whole.held_out[0])
+    assert ImageTask.described(task.describe()) == ImageTask("digits", "convnet", validation=0.2, num_train=100)
+    with pytest.raises(ConfigError, match="num_train = 2000, but digits has 1150 images to train on"):
+        _ = ImageTask("digits", validation=0.2, num_train=2000).training
+    assert len(load("digits").train_labels) == 1437

@@ -1,0 +1,68 @@
+"""The pages' code runs, their links lead somewhere, and every page can be found."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from"])
+def test_the_code_of_the_page_runs(page: str):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    exec("\n".join(blocks), {"__name__": page})
+
+
+def _without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", _without_blocks(text))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return what headings are called by mkdocs and by GitHub, which agree but for non-ASCII letters."""
+    headings = re.findall(r"^#+ (.*)$", _without_blocks(page.read_text()), flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading, flags=re.ASCII).strip().lower() for heading in headings]
+    return {re.sub(r"[\s]+", "-", heading) for heading in plain}
+
+
+def _broken(page: Path, text: str) -> list[str]:
+    broken = []
+    for link in LINK.findall(_without_code(text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        if not file.is_file() or (anchor and anchor not in _anchors(file)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path):
+    assert _broken(page, page.read_text()) == []
+
+
+def test_a_broken_link_would_be_found():
+    text = "[a](nowhere.md) [b](index.md#nothing) [c](index.md#what-a-prediction-is) `[d](code.md)` [e](https://x.org)"
+    assert _broken(ROOT / "docs" / "theory.md", text) == ["nowhere.md", "index.md#nothing"]
+
+
+def test_every_page_is_in_the_navigation_once():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+
+    def files(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        parts = entry.values() if isinstance(entry, dict) else entry
+        return [file for part in parts for file in files(part)]  # type: ignore[union-attr]
+
+    docs = ROOT / "docs"
+    assert sorted(files(nav)) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
