@@ -4,7 +4,8 @@
 
 Classes: iris, wine, breast cancer and digits; numbers: diabetes and the nine UCI tables (FOLDER holds their folders,
 each with `data/data.txt`, `index_features.txt`, `index_target.txt`, `index_train_K.txt` and `index_test_K.txt`). The
-bundled tables have five folds, the UCI ones the first of their standard splits. Both sides see standardised inputs and
+bundled tables have five folds, the UCI ones the first of their standard splits. The estimators' defaults were chosen on
+splits 10 and 11 of the UCI tables (protein: 3) and on folds of another seed. Both sides see standardised inputs and
 targets. MLPRegressor has no variance. It is given one in two ways: "MLP" the mean squared residual of its own training
 rows; "MLP, held out" that of a tenth of them that a first fit does not see, before a second fit sees all, which is the
 stronger rival and costs a fit more. What the file has is not run again.
@@ -51,7 +52,7 @@ UCI = {  # name: number of splits
 }
 ALL = [*CLASSES, "diabetes", *UCI]
 NUM_FOLDS = 5
-MOST_TRAINING_ROWS = 10_000  # naval propulsion and protein have more
+TUNED_ON = "UCI splits 10 and 11 (protein: 3), and folds of seed 1 of the bundled tables"
 SMALLEST_PROBABILITY = 1e-15
 HELD_OUT = "MLP, held out"
 
@@ -64,7 +65,6 @@ def splits(table: str, args: argparse.Namespace) -> Iterator[Split]:
         X, y = rows[:, features], rows[:, int(np.loadtxt(folder / "index_target.txt"))]
         for number in range(UCI[table]):
             train, test = (np.loadtxt(folder / f"index_{part}_{number}.txt").astype(int) for part in ("train", "test"))
-            train = np.random.default_rng(number).permutation(train)[:MOST_TRAINING_ROWS]
             yield X[train], y[train], X[test], y[test]
         return
     X, y = (CLASSES.get(table) or datasets.load_diabetes)(return_X_y=True)
@@ -167,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # MLPs that have not converged say so
     tables = args.tables or [table for table in ALL if args.uci or table not in UCI]
-    spec = {"seed": args.seed, "folds": NUM_FOLDS, "uci_splits": UCI, "most_training_rows": MOST_TRAINING_ROWS}
+    spec = {"seed": args.seed, "folds": NUM_FOLDS, "uci_splits": UCI, "defaults_chosen_on": TUNED_ON}
     runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     done = {(run["table"], run["split"], run["method"]) for run in runs}
     args.out.parent.mkdir(parents=True, exist_ok=True)

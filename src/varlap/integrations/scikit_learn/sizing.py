@@ -7,12 +7,13 @@ import torch
 
 from varlap.curvature import DEFAULT, Curvature, ExactFisher
 from varlap.curvature.fisher import takes_items_at_once
-from varlap.posterior import BNN
+from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, Prior
 
-FEWEST_LARGE = 2000  # rows of a table that is not small
+FEWEST_LARGE = 2000  # rows of a table that is never trained on all of them in every step
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
 EXACT = ExactFisher(every=10, memory=0.5)
 LR_OF_BATCHES = 0.01
+NOISE_HIDDEN, NOISE_BETA, NOISE_LR = (20,), 0.5, 0.02  # of the network that says how large a regressor's noise is
 FEWEST_STEPS, MOST_STEPS = 80, 4000
 STEPS_PER_ROW, STEPS_PER_ROOT = 1.5, 30.0
 
@@ -23,10 +24,11 @@ class Defaults:
 
     hidden: tuple[int, ...]
     beta: float
+    prior: Prior
     lr: float
     batch_size: int
     warmup: float
-    """part of the steps over which β rises"""
+    """part of the steps over which β rises: a learnt prior would prune weights that have not learnt yet"""
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,22 @@ class BySize:
 
     small: Defaults
     large: Defaults
+    fewest_large: int
 
     def of(self, num_data: float) -> Defaults:
         """Return the defaults for so many rows."""
-        return self.small if num_data < FEWEST_LARGE else self.large
+        return self.small if num_data < self.fewest_large else self.large
 
 
 CLASSES = BySize(
-    Defaults(hidden=(50,), beta=0.03, lr=0.01, batch_size=128, warmup=0.0),
-    Defaults(hidden=(100,), beta=0.03, lr=0.01, batch_size=128, warmup=0.0),
+    Defaults(hidden=(50,), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0),
+    Defaults(hidden=(100,), beta=0.03, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0),
+    fewest_large=1000,
 )
 NUMBERS = BySize(
-    Defaults(hidden=(50,), beta=0.7, lr=0.03, batch_size=128, warmup=0.3),
-    Defaults(hidden=(50, 50), beta=0.1, lr=0.01, batch_size=256, warmup=0.3),
+    Defaults(hidden=(50,), beta=0.6, prior=EmpiricalBayesPrior(), lr=0.03, batch_size=128, warmup=0.3),
+    Defaults(hidden=(50, 50), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=256, warmup=0.3),
+    fewest_large=FEWEST_LARGE,
 )
 
 
@@ -68,6 +73,8 @@ class Plan:
     lr: float
     warmup_steps: int
     """over which β rises"""
+    noise_epochs: int
+    """of the network of the noise"""
     curvature: Curvature
     dtype: torch.dtype
 
@@ -121,6 +128,7 @@ def plan(
         epochs=passes,
         lr=lr or (defaults.lr if whole else LR_OF_BATCHES),
         warmup_steps=round(defaults.warmup * passes * steps_per_epoch),
+        noise_epochs=math.ceil(passes / 2),
         curvature=EXACT if whole else DEFAULT,
         dtype=torch.float64 if double else torch.float32,
     )
