@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and values as JSON can hold them."""
+"""Files that are whole or not there, or that one process holds, and values as JSON can hold them."""
 
 import math
 import os
@@ -6,6 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # there is none on Windows
+    fcntl = None
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -51,16 +56,42 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def finite(value: Any) -> Any:
+def locked(path: Path) -> BinaryIO | None:
+    """Open a file that one holder at a time has, until it is closed or its process ends; None if another has it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), ".lock")
+    >>> mine = locked(path)
+    >>> locked(path) is None
+    True
+    >>> mine.close()
+    >>> locked(path) is None
+    False
+    """
+    file = path.open("wb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+    return file
+
+
+def finite(value: Any, digits: int | None = None) -> Any:
     """Return what JSON can hold: NaN and infinities become None, and anything it does not know its text.
 
-    >>> finite({"a": float("nan"), 1: (2, Path("b"))})
-    {'a': None, '1': [2, 'b']}
+    Args:
+        value: anything.
+        digits: round numbers to so many significant ones.
+
+    >>> finite({"a": float("nan"), 1: (2, Path("b"))}), finite(2 / 3, digits=6)
+    ({'a': None, '1': [2, 'b']}, 0.666667)
     """
     if isinstance(value, Mapping):
-        return {str(name): finite(entry) for name, entry in value.items()}
+        return {str(name): finite(entry, digits) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
+        return [finite(entry, digits) for entry in value]
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        return (float(value) if digits is None else float(f"{value:.{digits}g}")) if math.isfinite(value) else None
     return value if isinstance(value, bool | int | str | None) else str(value)

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from made_results import made_sweep
 from varlap.cli import app
 from varlap.experiments import Store
+from varlap.experiments.final_line import recorded
+from varlap.experiments.ways import NAMES
 
 
 def _run(*arguments: str, status: int = 0) -> str:
@@ -64,15 +66,30 @@ def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
     assert "no sweep over β is finished" in _run("table-1", *grid, *common, "--final", status=2)
     _run("table-1", *grid, *common, "--epochs", "1")
     said = json.loads(_run("table-1", *grid, *common, "--final", "--epochs", "2", "--seeds", "2", "--json"))
-    assert (said["runs"], said["computed"]) == (4, 4)
+    assert said["runs"] == said["computed"] >= 4
+    (section,) = said["sections"]
+    assert (
+        "chosen before, by the NLL of held-out images in a sweep of 1 epoch over 0.01, 0.1 with seed 0"
+        in section["beta"]
+    )
+    (line,) = recorded(Store(tmp_path))
+    shown = {
+        row["name"]: row["scores"]["beta"]["value"] for row in section["tables"]["Every way of predicting"]["rows"]
+    }
+    assert shown == {NAMES[row.method, row.way]: row.beta for row in line.rows if row.own}
     specs = [result.spec for result in Store(tmp_path)]
-    assert sorted(spec.seed for spec in specs if spec.epochs == 2) == [0, 0, 1, 1]
+    assert {(spec.method, spec.beta) for spec in specs if spec.epochs == 2} == {(r.method, r.beta) for r in line.rows}
+    assert all({spec.seed for spec in specs if spec.epochs == 2 and spec.method == m} == {0, 1} for m in ("map", "vl"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["table-3"], "there is no experiment 'table-3'; did you mean 'table-2'?"),
+        (["UCI"], "there is no experiment 'UCI'; did you mean 'uci'?"),
+        (["uci", "--again"], "--again is for images; uci takes --data"),
+        (["miniature", "--set", "recipe=ours"], "a recipe is a set of settings; choose it by --recipe ours"),
+        (["miniature", "--set", "name=x"], "a run has no setting 'name'"),
         (["miniature", "--set", "metod=vl"], "a run has no setting 'metod'; did you mean 'method'?"),
         (["miniature", "--set", "method=vll"], "method = 'vll': did you mean 'vl'?"),
         (["miniature", "--set", "beta"], "--set beta: give NAME=VALUE, such as --set batch_size=64"),
@@ -107,7 +124,12 @@ def test_a_run_that_fails_is_told_with_status_1(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("varlap.experiments.grid_run.run", fail)
     result = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
     assert result.exit_code == 1
-    assert "digits vl β 0.1 failed: step 3: the loss is NaN" in result.stdout
+    assert "digits vl β 0.1 diverged: step 3: the loss is NaN" in result.stdout
+    assert "not run again without --again" in result.stdout
+    said = json.loads(_run("miniature", "--out", str(tmp_path), "--json"))  # nothing new has failed: status 0
+    assert (said["runs"], said["computed"], len(said["failed"])) == (4, 0, 4)
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--again", "--json"])
+    assert (said.exit_code, json.loads(said.stdout)["computed"]) == (1, 4)
 
 
 def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,9 @@
 """Every shipped experiment is a valid list of runs, and a typo is refused before anything runs."""
 
+import dataclasses
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,41 @@ def test_every_shipped_experiment_is_valid_and_counted():
         assert len(set(keys)) == len(keys)
 
 
+@dataclass(frozen=True)
+class LaterSpec(RunSpec):
+    """A spec as it may look once a setting was added."""
+
+    warm_up: int = 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 50, "seed": 2, "recipe": "ours", "prior_scale": 1}])
+def test_a_setting_that_is_added_with_a_default_leaves_every_key_as_it_was(settings: dict):
+    named = {"data": "digits", "method": "vl", "beta": 1}
+    before, after = RunSpec.of(named | settings), LaterSpec.of(named | settings)
+    assert after.key() == before.key()
+    assert after.stated() == before.stated()
+    assert LaterSpec.of(named | settings | {"warm_up": 1}).key() != before.key()
+
+
+def test_every_setting_that_is_not_the_default_is_in_the_key():
+    others = {"seed": 1, "recipe": "x", "model": "mlp", "width": 32, "epochs": 3, "lr": 0.1, "schedule": "cosine"}
+    others |= {"batch_size": 1, "log_sigma_lr_multiplier": 1, "curvature": "default", "prior_scale": 1.0}
+    others |= {"augment": False, "validation": 0.2, "num_train": 9, "precision": "fp32", "linearised": False}
+    spec = RunSpec("digits", "vl", 0.1)
+    assert set(others) == {field.name for field in dataclasses.fields(spec)} - {"data", "method", "beta"}
+    changed = [dataclasses.replace(spec, **{name: value}) for name, value in others.items()]
+    assert len({one.key() for one in [spec, *changed]}) == 1 + len(others)
+
+
 def test_changes_replace_settings_and_grids():
     specs = Experiment.named("table-1", recipe="ours", data=["cifar10"], epochs=50, seed=[0, 1]).specs
     assert len(specs) == 42
     assert {(spec.data, spec.epochs, spec.lr, spec.recipe) for spec in specs} == {("cifar10", 50, 1e-3, "ours")}
+
+
+def test_a_value_that_comes_twice_is_run_once():
+    specs = expand({"grid": {"data": "digits", "method": ["vl"], "beta": [1, 0.1, 1.0, 0.1]}}, {"seed": [0, 0]})
+    assert [(spec.beta, spec.seed) for spec in specs] == [(1.0, 0), (0.1, 0)]
 
 
 def test_the_papers_numbers_are_all_there():
@@ -74,6 +107,12 @@ def test_an_experiment_of_ones_own_is_read_and_its_mistakes_are_named_with_the_f
         Experiment.read(path)
     path.write_text("[grid\n")
     with pytest.raises(ConfigError, match=r"the experiment .*mine.toml cannot be read"):
+        Experiment.read(path)
+    path.write_text("grid = 3\n")
+    with pytest.raises(ConfigError, match=r"mine.toml: grid = 3 must be a table of settings: \[grid\]"):
+        Experiment.read(path)
+    path.write_text("title = 3\n")
+    with pytest.raises(ConfigError, match=r"mine.toml: title = 3 must be a text"):
         Experiment.read(path)
     path.write_text("[grid]\nbeta = []\n")
     with pytest.raises(ConfigError, match=r"beta = \[\] leaves nothing to run"):

@@ -1,7 +1,10 @@
 """A run is carried on where it was stopped, a grid computes nothing twice, keeps its budget, and outlives a failure."""
 
 import dataclasses
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +18,10 @@ from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
 from varlap.experiments.augmentation import augmentation
 from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
-from varlap.experiments.run import RUNNING, epochs_done, run
+from varlap.experiments.run import RUNNING, claim, epochs_done, run
+from varlap.files import locked
+from varlap.objectives import Objective
+from varlap.posterior import BNN
 
 SPEC = RunSpec(
     "digits", "vl", 0.1, model="mlp", epochs=3, precision="fp32", lr=3e-3, validation=0.2, num_train=300, batch_size=64
@@ -48,7 +54,7 @@ def _without_times(result: Result) -> Result:
     rows = tuple(
         {name: value for name, value in row.items() if name not in ("seconds", "memory_mb")} for row in result.history
     )
-    return dataclasses.replace(result, seconds=0.0, history=rows)
+    return dataclasses.replace(result, seconds=0.0, evaluation_seconds=None, history=rows)
 
 
 def test_a_stopped_run_is_carried_on_and_ends_with_the_result_of_one_left_alone(
@@ -92,17 +98,33 @@ def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: 
     assert mean.test["linearised"]["laplace_beta"] == 1e9
 
 
-def test_all_methods_start_from_the_same_weights_and_hold_the_same_images_out(monkeypatch: pytest.MonkeyPatch):
-    from varlap.experiments.run import _network, _task
+class Begun(Exception):
+    """What a training would have begun with."""
 
-    task = _task("digits", "mlp", 0.2, 300, 64)
-    first, second = (_network(dataclasses.replace(SPEC, method=method), task) for method in ("map", "vl"))
-    for mine, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(mine, other)
-    other = _network(dataclasses.replace(SPEC, seed=1), task)
-    assert not torch.equal(next(first.parameters()), next(other.parameters()))
-    assert task.seed == 0
-    assert len(task.training[1]) == 300
+
+def _begun(spec: RunSpec, store: Store, monkeypatch: pytest.MonkeyPatch) -> dict:
+    def begin(bnn: BNN, objective: Objective, training: tuple, *, validation: tuple, **_: object):
+        weights = torch.cat([value.detach().flatten() for value in bnn.parameters()])
+        raise Begun({"weights": weights, "training": training[0], "held_out": validation[0]})
+
+    monkeypatch.setattr("varlap.experiments.run.fit", begin)
+    with pytest.raises(Begun) as begun:
+        run(spec, store)
+    return begun.value.args[0]
+
+
+def test_all_methods_start_from_the_same_weights_and_hold_the_same_images_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    specs = [dataclasses.replace(SPEC, method=method, seed=seed) for seed in (0, 1) for method in ("map", "vi", "vl")]
+    found = [_begun(spec, Store(tmp_path), monkeypatch) for spec in specs]
+    for one in found:
+        assert torch.equal(one["held_out"], found[0]["held_out"])
+        assert torch.equal(one["training"], found[0]["training"])
+    assert len(found[0]["training"]) == 300
+    assert all(torch.equal(one["weights"], found[0]["weights"]) for one in found[:3])
+    assert all(torch.equal(one["weights"], found[3]["weights"]) for one in found[3:])
+    assert not torch.equal(found[0]["weights"], found[3]["weights"])
 
 
 def test_a_grid_computes_nothing_twice(tmp_path: Path):
@@ -139,10 +161,10 @@ class Clocked:
         return result
 
 
-def _clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocked: Clocked, budget_s: float | None):
+def _clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocked: Clocked, budget_s: float | None, **options):
     monkeypatch.setattr("varlap.experiments.grid_run.run", clocked)
     specs = [RunSpec("digits", "map", beta, epochs=10) for beta in clocked.seconds]
-    return run_grid(specs, Store(tmp_path), budget_s=budget_s, clock=lambda: clocked.now)
+    return run_grid(specs, Store(tmp_path), budget_s=budget_s, clock=lambda: clocked.now, **options)
 
 
 def test_a_run_that_is_not_expected_to_fit_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -166,10 +188,113 @@ def test_the_first_run_is_started_whatever_is_expected_of_it(tmp_path: Path, mon
     assert clocked.limits == [5.0]
 
 
-def test_a_run_that_diverges_is_told_of_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    outcome = _clocked(tmp_path, monkeypatch, Clocked({0.01: 1.0, 0.1: 1.0}, fails=0.01), budget_s=None)
+def test_a_run_that_diverges_is_stored_as_such_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    betas = {0.01: 1.0, 0.1: 1.0}
+    outcome = _clocked(tmp_path, monkeypatch, Clocked(betas, fails=0.01), budget_s=None)
     assert outcome.failed == {"digits map β 0.01": "step 3: the loss is NaN"}
-    assert [result.spec.beta for result in outcome.results] == [0.1]
+    assert (outcome.num_computed, outcome.num_failed) == (2, 1)
+    assert [(run.spec.beta, run.failure) for run in outcome.results] == [(0.01, "step 3: the loss is NaN"), (0.1, None)]
+    assert [run.failure for run in Store(tmp_path)] == ["step 3: the loss is NaN", None]
+    assert next(run.nll("validation", "mean") for run in Store(tmp_path)) == float("inf")
+
+    clocked = Clocked(betas)
+    outcome = _clocked(tmp_path, monkeypatch, clocked, budget_s=None)
+    assert (clocked.limits, outcome.num_computed, outcome.num_failed) == ([], 0, 0)  # nothing was run
+    assert outcome.failed == {"digits map β 0.01": "step 3: the loss is NaN"}
+
+    outcome = _clocked(tmp_path, monkeypatch, clocked, budget_s=None, again=True)
+    assert (len(clocked.limits), outcome.num_computed, outcome.failed) == (1, 1, {})
+    assert [run.failure for run in Store(tmp_path)] == [None, None]
+
+
+def test_a_training_that_diverges_leaves_a_failure_and_no_checkpoints(tmp_path: Path):
+    store, spec = Store(tmp_path), dataclasses.replace(QUICK, lr=1e36)
+    outcome = run_grid([spec], store)
+    found = store.get(spec)
+    assert found is not None
+    assert found.failure
+    assert list(outcome.failed.values()) == [found.failure]
+    assert "device" in found.origin
+    assert not (tmp_path / RUNNING).exists()
+
+
+def test_a_run_that_another_process_is_at_is_left_until_that_process_ends(tmp_path: Path):
+    store, other = Store(tmp_path), dataclasses.replace(QUICK, beta=0.2, epochs=1)
+    spec = dataclasses.replace(QUICK, epochs=1)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), json.dumps(dataclasses.asdict(spec))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        outcome = run_grid([spec, other], store)
+        assert (outcome.left, outcome.num_computed) == ([spec], 1)
+        assert store.get(spec) is None
+    finally:
+        holder.kill()
+        holder.wait(60)
+    outcome = run_grid([spec, other], store)
+    assert (outcome.left, outcome.num_computed) == ([], 1)
+    assert not (tmp_path / RUNNING).exists()
+
+
+HOLD = """
+import json, sys, time
+from varlap.experiments import RunSpec, Store
+from varlap.experiments.run import claim
+with claim(RunSpec(**json.loads(sys.argv[2])), Store(sys.argv[1])) as mine:
+    print(mine, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_run_that_another_process_has_finished_meanwhile_is_not_computed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Shared(Clocked):
+        """While the first run is at work, another process does the second."""
+
+        def __call__(self, spec: RunSpec, store: Store, **options) -> Result:
+            second = RunSpec("digits", "map", 0.1, epochs=10)
+            store.put(dataclasses.replace(made_result("map", 0.1, data="digits", num_epochs=10), spec=second))
+            return super().__call__(spec, store, **options)
+
+    outcome = _clocked(tmp_path, monkeypatch, clocked := Shared({0.01: 1.0, 0.1: 1.0}), budget_s=None)
+    assert len(clocked.limits) == 1
+    assert (outcome.num_computed, len(outcome.results), outcome.left) == (1, 2, [])
+
+
+def test_a_claim_outlives_neither_its_block_nor_a_file_that_was_deleted_under_it(tmp_path: Path):
+    store = Store(tmp_path)
+    with claim(QUICK, store) as mine:
+        assert mine
+        with claim(QUICK, store) as again:
+            assert not again
+        assert (tmp_path / RUNNING / f"{QUICK.key()}.lock").exists()  # who does not have it deletes nothing
+        with claim(SPEC, store) as another:
+            assert another
+    with claim(QUICK, store) as mine:
+        assert mine
+    assert not (tmp_path / RUNNING).exists()
+
+
+def test_a_lock_whose_file_was_replaced_is_not_taken_for_the_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    opened = []
+
+    def delete_before_the_first_lock(path: Path):
+        found = locked(path)
+        if not opened:
+            path.unlink()  # as its former holder does
+        opened.append(path)
+        return found
+
+    monkeypatch.setattr("varlap.experiments.run.locked", delete_before_the_first_lock)
+    with claim(QUICK, Store(tmp_path)) as mine:
+        assert mine
+        assert len(opened) == 2
+        assert opened[0].exists()
 
 
 def test_times_are_expected_by_method_and_device():
@@ -179,6 +304,36 @@ def test_times_are_expected_by_method_and_device():
     assert expected.seconds(RunSpec("cifar10", "vi", 1.0, epochs=100)) == 400.0  # of both, on average
     assert expected.seconds(RunSpec("svhn", "vl", 1.0)) is None
     assert Expectation(results, "cpu").seconds(RunSpec("cifar10", "vl", 1.0)) is None
+
+
+def test_the_time_to_evaluate_is_expected_too():
+    def result(linearised: bool, seconds: float) -> Result:
+        made = made_result("vl", 0.1, num_epochs=10, linearised=linearised)
+        return dataclasses.replace(made, evaluation_seconds=seconds)
+
+    expected = Expectation([result(True, 50.0), result(False, 3.0)], "cuda")
+    spec = RunSpec("cifar10", "vl", 1.0, epochs=10)
+    assert expected.seconds(spec) == 10 * 6.0 + 50.0
+    assert expected.seconds(dataclasses.replace(spec, linearised=False)) == 10 * 6.0 + 3.0
+    assert expected.seconds(spec, epochs_done=10) == 50.0
+    expected.learn_from(dataclasses.replace(result(True, 70.0), spec=spec), took_s=130.0, epochs_before=0)
+    assert expected.seconds(spec) == 60.0 + 60.0
+    expected.learn_from(dataclasses.replace(result(True, 60.0), spec=spec), took_s=60.0, epochs_before=10)
+    assert expected.seconds(spec) == 60.0 + 60.0  # of which no epoch was seen
+
+
+def test_a_run_whose_evaluation_would_not_fit_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Evaluated(Clocked):
+        """Of every run 30 seconds are its evaluation."""
+
+        def __call__(self, spec: RunSpec, store: Store, **options) -> Result:
+            return dataclasses.replace(super().__call__(spec, store, **options), evaluation_seconds=30.0)
+
+    clocked = Evaluated({0.01: 40.0, 0.1: 31.0})
+    monkeypatch.setattr("varlap.experiments.grid_run.run", clocked)
+    specs = [RunSpec("digits", "map", beta, epochs=epochs) for beta, epochs in ((0.01, 10), (0.1, 1))]
+    outcome = run_grid(specs, Store(tmp_path), budget_s=60.0, clock=lambda: clocked.now)
+    assert [spec.beta for spec in outcome.left] == [0.1]  # of 20 s, its epoch takes 1 and its evaluation 30
 
 
 def test_data_that_are_not_there_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

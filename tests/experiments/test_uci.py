@@ -20,6 +20,7 @@ from varlap.experiments.uci import (
     run as run_module,
 )
 from varlap.experiments.uci.run import choose, compute, laplace_way
+from varlap.experiments.uci.spec import TRAINED
 from varlap.experiments.uci.summary import Estimate, TableSummary, summarise
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
@@ -303,7 +304,13 @@ def test_every_shipped_recipe_gives_each_method_as_many_trials():
     recipes = [TableRecipe.named(name) for name in UCI_SETS]
     assert len(recipes) == 9
     for recipe in recipes:
-        assert {len(betas) for betas in recipe.betas.values()} == {4}
+        runs = recipe.tuning_runs()
+        assert len(set(runs)) == len(runs)
+        for split in range(recipe.tuning_splits):
+            tried = {m: {run.beta for run in runs if (run.method, run.split) == (m, split)} for m in TRAINED}
+            assert {method: len(betas) for method, betas in tried.items()} == dict.fromkeys(TRAINED, 4)
+        after_map = {len(set(run.laplace_betas)) for run in runs if run.method == "map"}
+        assert after_map == {4}
         assert recipe.hidden == (100 if recipe.data == "protein" else 50)
 
 

@@ -285,3 +285,20 @@ def test_an_own_loop_on_cuda_compiles_itself_and_equals_the_eager_one(caplog: py
     assert len(objective._automatic._graphs) == 1
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+def test_other_numbers_give_the_same_graph_which_is_then_found_on_disk(monkeypatch: pytest.MonkeyPatch):
+    codes: list[str] = []
+
+    def compile_graph(graph: Any, _: Any) -> Any:
+        codes.append(graph.code)
+        return graph
+
+    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+    for num_data, beta, seed in [(100, 0.5, 0), (300, 0.1, 7)]:
+        objective = varlap.VL(num_data, beta, seed=seed, curvature=Fisher())
+        objective.compiled = True
+        _loop(varlap.BNN(_network()), objective, *_batch(), steps=1)
+    evaluations, commits = codes[::2], codes[1::2]
+    assert evaluations[0] == evaluations[1]
+    assert commits[0] == commits[1]

@@ -1,5 +1,6 @@
 """The page of a reproduction: the paper's numbers beside ours, β chosen honestly, and the same numbers everywhere."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 from made_results import BEST, made_result, made_sweep
 from varlap.cli import app
 from varlap.errors import DataError
-from varlap.experiments import Store
+from varlap.experiments import RunSpec, Store
+from varlap.experiments.final_line import FinalLine, FinalRow
 from varlap.report.reproduction import write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2
 from varlap.report.sweeps import how_beta_was_chosen, sweeps, table_1, table_2, table_of_all_ways, table_of_runs
@@ -44,7 +46,7 @@ def test_table_1_has_the_papers_numbers_beside_ours_and_what_test_images_would_c
     assert float(vl["test_nll"]) == pytest.approx(0.3225)
     headings = [column.heading for column in table.columns]
     assert headings[1:3] == ["NLL ↓", "paper's NLL"]
-    assert "Every method has had 3 trials" in how_beta_was_chosen(sweep)
+    assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)
     assert "would have given, as the paper seems to have done: it is no fair score" in how_beta_was_chosen(sweep)
 
 
@@ -63,12 +65,78 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
     assert cell.value == pytest.approx(0.3625)
     assert cell.shown_range == "± 0.0058"  # 0.01/√3
     assert "test_nll" not in [column.key for column in table.columns]
-    assert "which a sweep had chosen before" in how_beta_was_chosen(sweep)
+    assert "which no sweep in this store has chosen" in how_beta_was_chosen(sweep)  # as far as is known
+
+
+def _line(rows: dict[tuple, float], sweep_epochs: int = 50) -> FinalLine:
+    chosen = tuple(FinalRow(*key, beta, own=key[1] != "linearised") for key, beta in rows.items())
+    spec = RunSpec("cifar10", "vl", 1.0, epochs=4)
+    return FinalLine(spec, (0, 1), sweep_epochs, sweep_betas=(0.01, 0.1), sweep_seeds=(0,), rows=chosen)
+
+
+def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
+    # Runs of another figure are better on held-out images, and of the right length; they were not chosen.
+    final = [made_result("vl", 0.01, seed=seed) for seed in (0, 1, 2)]
+    others = [made_result("vl", 0.1), made_result("vl", 0.01, log_sigma_lr_multiplier=1.0)]
+    line = _line({("vl", "mean"): 0.01, ("vl", "linearised"): 0.01})
+    (sweep,) = sweeps([*final, *others], [line])
+    table = table_1(sweep)
+    assert table is not None
+    assert [(row.name, row.num_runs) for row in table.rows] == [("VL", 2)]
+    assert _cells(table, "VL")["beta"] == "0.01"
+    expected = sum(run.test["mean"]["nll"] for run in final[:2]) / 2
+    assert table.rows[0].cells["nll"].value == pytest.approx(expected)
+    assert "test_nll" not in [column.key for column in table.columns]
+    words = how_beta_was_chosen(sweep)
+    assert "chosen before, by the NLL of held-out images in a sweep of 50 epochs over 0.01, 0.1 with seed 0: 2" in words
+    assert "has not scored ‘VL, linearised’: the β there is that of the method's mean network" in words
+
+
+def test_a_final_line_of_another_length_says_nothing_about_a_sweep():
+    line = _line({("vl", "mean"): 0.01})
+    (sweep,) = sweeps(made_sweep(num_epochs=20), [line])
+    assert sweep.final is None
+    assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)
+
+
+def test_what_test_images_would_have_chosen_stays_where_the_sweep_is_as_long_as_the_final_runs():
+    line = _line({("vl", "mean"): 0.1}, sweep_epochs=4)
+    (sweep,) = sweeps([*made_sweep(), made_result("vl", 0.1, seed=1)], [line])
+    table = table_1(sweep)
+    assert table is not None
+    assert [row.name for row in table.rows] == ["VL"]
+    assert (_cells(table, "VL")["beta"], _cells(table, "VL")["test_beta"]) == ("0.1", "0.03")
+
+
+def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path):
+    made = made_result("vl", 1.0)
+    diverged = dataclasses.replace(made, test={}, validation={}, history=(), ood=None, failure="the loss is NaN")
+    results = [*made_sweep(), diverged, made_result("vi", 1.0), made_result("map", 1.0)]
+    (sweep,) = sweeps(results)
+    words = how_beta_was_chosen(sweep)
+    assert "Every row has had 4 trials" in words
+    assert "Diverged, and so without scores: VL, β 1, seed 0." in words
+    assert _cells(table_of_runs(sweep), "VL, β 1, seed 0 (diverged)") == {"nll": "inf", "validation_nll": "inf"}
+    store = Store(tmp_path)
+    for result in results:
+        store.put(result)
+    page = write_reproduction(store, tmp_path / "report").read_text()
+    assert "12, of which 1 diverged" in page
+    content = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [run["failure"] for run in content["sections"][0]["runs"]] == [None] * 11 + ["the loss is NaN"]
+
+
+def test_a_store_in_which_all_has_diverged_has_a_page(tmp_path: Path):
+    made = made_result("vl", 1.0)
+    Store(tmp_path).put(dataclasses.replace(made, test={}, validation={}, history=(), failure="the loss is NaN"))
+    assert "1, of which 1 diverged" in write_reproduction(tmp_path, tmp_path / "report").read_text()
 
 
 def test_a_method_with_fewer_trials_is_named():
     (sweep,) = sweeps(made_sweep()[:-1])
-    assert "not had the same number of trials: VL 2, VI 3, MAP 3" in how_beta_was_chosen(sweep)
+    assert "not had the same number of trials: VL 2; VI (mean) 3; VI (10 samples) 3; MAP 3" in how_beta_was_chosen(
+        sweep
+    )
 
 
 def test_baselines_and_detection_stand_beside_the_papers_methods():
@@ -80,6 +148,19 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     assert _cells(table, "MAP, scaled")["temperature"] == "1.2"
     assert _cells(table, "MAP, Laplace")["laplace_beta"] == "0.003"
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.9500"
+
+
+def test_rows_against_different_other_images_name_them_and_are_not_ranked_by_them():
+    same = table_of_all_ways(sweeps(made_sweep())[0])
+    assert same is not None
+    assert {_cells(same, row.name)["ood"] for row in same.rows} == {"svhn"}
+    assert any(row.cells["ood_auroc_entropy"].best for row in same.rows)
+    mixed = [dataclasses.replace(r, ood="rotated") if r.spec.method == "map" else r for r in made_sweep()]
+    table = table_of_all_ways(sweeps(mixed)[0])
+    assert table is not None
+    assert (_cells(table, "MAP")["ood"], _cells(table, "VL")["ood"]) == ("rotated", "svhn")
+    assert not any(cell.best for row in table.rows for key, cell in row.cells.items() if key.startswith("ood"))
+    assert any(row.cells["nll"].best for row in table.rows)
 
 
 def test_table_2_leaves_the_compiling_epoch_out_and_gives_ratios_to_map():
@@ -168,6 +249,16 @@ def test_the_report_command_recognises_a_store(store: Store, tmp_path: Path):
     assert said["sections"][0]["tables"]["Table 1"]["rows"][0]["name"] == "VL"
     done = CliRunner().invoke(app, ["report", str(store.folder), "--out", str(tmp_path)])
     assert "Table 1: cifar10, paper recipe, 20 epochs" in " ".join(done.stdout.split())
+
+
+def test_a_folder_with_a_page_of_another_kind_is_told_of_its_command(store: Store, tmp_path: Path):
+    (tmp_path / "boston.json").write_text("{}")
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"holds results of `varlap reproduce uci`, whose page is {tmp_path / 'report.md'}" in done.stderr
+    assert f"`varlap reproduce uci --out {tmp_path}` writes it" in done.stderr
+    done = CliRunner().invoke(app, ["report", str(store.folder), str(store.folder)])
+    assert f"give it alone: `varlap report {store.folder}`" in done.stderr
 
 
 def test_a_store_without_results_is_named(tmp_path: Path):

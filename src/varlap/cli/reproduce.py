@@ -13,9 +13,10 @@ from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import fitting
 from varlap.cli.reproduce_uci import reproduce_uci
-from varlap.errors import ConfigError, MissingExtraError
+from varlap.errors import ConfigError, MissingExtraError, did_you_mean
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
+from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
 from varlap.report.reproduction import as_json as plain, tables, write_reproduction
@@ -42,8 +43,9 @@ def reproduce(
     recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours")] = Recipe.paper,
     seeds: Annotated[int | None, typer.Option(min=1, help="so many of them, from 0 on")] = None,
     final: Annotated[
-        bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every method")
+        bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every row")
     ] = False,
+    again: Annotated[bool, typer.Option("--again", help="run those anew that diverged before")] = False,
     linearised: Annotated[bool, typer.Option(help="evaluate linearised predictions too")] = True,
     splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
     settings: Annotated[
@@ -66,11 +68,13 @@ def reproduce(
     log_to_stderr(quiet or as_json)
     with user_mistakes():
         if what == "uci":  # tables with splits of their own, no grid of images
-            _refuse_for_uci(recipe=recipe is not Recipe.paper, seeds=seeds, final=final, settings=settings)
+            _refuse_for_uci(recipe=recipe is not Recipe.paper, seeds=seeds, final=final, again=again, settings=settings)
             reproduce_uci(
                 out or Path("runs/uci"), data=data or (), splits=splits, epochs=epochs, budget=budget, as_json=as_json
             )
             return
+        if what not in (names := [*Experiment.names(), "uci"]) and not what.endswith(".toml"):
+            raise ConfigError(f"there is no experiment {what!r}; {did_you_mean(what, names)}")
         if splits is not None:
             raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
@@ -84,14 +88,20 @@ def reproduce(
         if final:
             chosen = final_runs(specs, store)
             specs = chosen.specs
+            record(chosen.lines, store)
             for line in chosen.chosen:
                 progress.say(line)
         outcome = run_grid(
-            specs, store, device=chosen_device, budget_s=None if budget is None else 60 * budget, progress=progress
+            specs,
+            store,
+            device=chosen_device,
+            budget_s=None if budget is None else 60 * budget,
+            again=again,
+            progress=progress,
         )
         page = _report(store, quiet or as_json) if outcome.results else None
     _tell(experiment, specs, store, outcome, page, as_json)
-    if outcome.failed:
+    if outcome.num_failed:
         raise typer.Exit(1)
 
 
@@ -115,6 +125,8 @@ def _changes(
         name, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--set {pair}: give NAME=VALUE, such as --set batch_size=64")
+        if name == "recipe":
+            raise ConfigError(f"--set {pair}: a recipe is a set of settings; choose it by --recipe {text}")
         changes[name] = _value(text)
     if data:
         changes["data"] = list(data)
@@ -161,7 +173,7 @@ def _tell(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    parts = sweeps(outcome.results)
+    parts = sweeps(outcome.results, recorded(store))
     if as_json:
         counts = {"runs": len(specs), "computed": outcome.num_computed, "left": len(outcome.left)}
         result = {"experiment": experiment.name, "out": str(store.folder), "report": page and str(page), **counts}
@@ -172,7 +184,9 @@ def _tell(
         for heading, (table, _) in tables(part).items():
             console.print(fitting(console, table, f"{heading}: {part.title}"))
     for name, reason in outcome.failed.items():
-        console.print(f"{name} failed: {reason}", markup=False)
+        console.print(f"{name} diverged: {reason}", markup=False)
+    if outcome.failed:
+        console.print("What has diverged is not run again without --again")
     if outcome.left:
         number = len(outcome.left)
         console.print(f"{number} {'run is' if number == 1 else 'runs are'} left; the same command carries on")

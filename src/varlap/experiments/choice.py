@@ -1,15 +1,20 @@
 """β chosen by held-out images, and beside it the β that the test images would have chosen."""
 
 import dataclasses
-import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from varlap.errors import ConfigError
+from varlap.experiments.final_line import FinalLine, FinalRow, shared_spec
+from varlap.experiments.grid_run import name
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
-from varlap.experiments.ways import PAPERS, Way
+from varlap.experiments.ways import NAMES, Way
+
+MOST_NAMED = 6  # of missing runs that a message lists
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,10 @@ class Choice:
 
 
 def choose(results: Iterable[Result], way: Way) -> Choice | None:
-    """Choose β of one method by the NLL of held-out images, averaged over seeds; None where nothing was held out.
+    """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all runs diverged.
+
+    The NLL is averaged over the seeds that all β have, since a seed can be a lucky one; where they share none, over the
+    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen.
 
     >>> def result(beta, held_out, test):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": test}}, {"mean": {"nll": held_out}}, {}, 1.0)
@@ -40,21 +48,31 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
     """
     by_beta: dict[float, list[Result]] = {}
     for result in sorted(results, key=lambda result: (result.spec.beta, result.spec.seed)):
-        if way in result.validation and way in result.test:
+        if result.failure is not None or (way in result.validation and way in result.test):
             by_beta.setdefault(result.spec.beta, []).append(result)
-    if not by_beta:
+    seeds = _shared_seeds(list(by_beta.values()))
+    trials = [runs for runs in by_beta.values() if seeds <= {run.spec.seed for run in runs}]
+    if all(run.failure is not None for runs in trials for run in runs):
         return None
 
-    def mean_nll(part: str, runs: Sequence[Result]) -> float:
-        nlls = [getattr(run, part)[way]["nll"] for run in runs]
-        return statistics.fmean(nlls) if all(map(math.isfinite, nlls)) else math.inf
+    def order(part: Literal["validation", "test"], runs: Sequence[Result]) -> tuple[float, int]:
+        compared = [run for run in runs if run.spec.seed in seeds]
+        nll = statistics.fmean(run.nll(part, way) for run in compared)
+        return nll, sum(run.failure is not None for run in compared)
 
-    trials = list(by_beta.values())
-    return Choice(
-        tuple(min(trials, key=lambda runs: mean_nll("validation", runs))),
-        tuple(min(trials, key=lambda runs: mean_nll("test", runs))),
-        len(trials),
-    )
+    best = {part: min(trials, key=lambda runs, part=part: order(part, runs)) for part in ("validation", "test")}
+    return Choice(tuple(best["validation"]), tuple(best["test"]), len(trials))
+
+
+def _shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:
+    """Return the seeds that all trials have; where there is none, the one that most have, of several the least."""
+    found = [{run.spec.seed for run in runs} for runs in trials]
+    if not found:
+        return set()
+    if shared := set.intersection(*found):
+        return shared
+    count = Counter(seed for seeds in found for seed in sorted(seeds))
+    return {min(count, key=lambda seed: (-count[seed], seed))}
 
 
 @dataclass(frozen=True)
@@ -62,44 +80,80 @@ class Final:
     """The runs of the final line, and which sweep chose their β."""
 
     specs: tuple[RunSpec, ...]
+    lines: tuple[FinalLine, ...]
+    """what was chosen, to be recorded in the store"""
     chosen: tuple[str, ...]
-    """in words, a line for each data set"""
+    """the same in words, a line for each data set"""
 
 
 def final_runs(specs: Sequence[RunSpec], store: Store) -> Final:
-    """Return those runs of a grid whose β a finished sweep in the store has chosen for one of the paper's four rows.
+    """Return those runs of a grid whose β a finished sweep in the store has chosen, for any way of predicting.
 
-    A sweep is the whole grid of one seed, for any number of epochs: every method has had the same number of trials. Of
-    several the one with the most epochs chooses.
+    A sweep is the whole grid of one seed, for any number of epochs: every way has had the same number of trials. Of
+    several the one with the most epochs chooses. A way that the sweep has not scored, as by `--no-linearised`, takes
+    the β of its method's mean network.
     """
-    done: dict[RunSpec, dict[int, list[Result]]] = {}
-    for result in store:
-        done.setdefault(_apart_from_length(result.spec), {}).setdefault(result.spec.epochs, []).append(result)
+    done: dict[RunSpec, dict[tuple[int, int], Result]] = {}
+    for result in sorted(store, key=lambda result: result.spec.linearised):  # the one with more scores comes last
+        where = result.spec.epochs, result.spec.seed
+        done.setdefault(_apart_from_length(result.spec), {})[where] = result
     final: list[RunSpec] = []
-    words = []
-    for data in dict.fromkeys(spec.data for spec in specs):
-        grid = [spec for spec in specs if spec.data == data]
-        trials = {_apart_from_length(spec) for spec in grid}
-        finished = set.intersection(*(set(done.get(trial, {})) for trial in trials))
-        if not finished:
-            missing = len([trial for trial in trials if trial not in done])
-            raise ConfigError(
-                f"{data}: no sweep over β is finished, of which {len(trials) - missing} of {len(trials)} runs are in "
-                f"{store.folder}; run it without --final first, with fewer --epochs if you like"
-            )
-        epochs = max(finished)
-        told = []
-        for method, way in PAPERS:
-            found = [result for trial in trials if trial.method == method for result in done[trial][epochs]]
-            choice = choose(found, way)
-            if choice is None:
-                if any(spec.method == method for spec in grid):
-                    raise ConfigError(f"{data}: the sweep held no images out, so none can choose β; set validation")
-                continue
-            told.append(f"{method} ({way}) β = {choice.beta:g}")
-            final += [spec for spec in grid if spec.method == method and spec.beta == choice.beta]
-        words.append(f"{data}: the sweep of {epochs} epochs chooses {', '.join(told)}")
-    return Final(tuple(dict.fromkeys(final)), tuple(words))
+    lines, words = [], []
+    for shared in dict.fromkeys(map(shared_spec, specs)):
+        grid = [spec for spec in specs if shared_spec(spec) == shared]
+        line = _line(shared, grid, done, store)
+        betas = {(row.method, row.beta) for row in line.rows}
+        final += [spec for spec in grid if (spec.method, spec.beta) in betas]
+        told = [f"{row.method} ({row.way}) β = {row.beta:g}" for row in line.rows if row.own]
+        words.append(f"{shared.data}: the sweep of {line.sweep_epochs} epochs chooses {', '.join(told)}")
+        if line.borrowed:
+            words[-1] += f"; it has not scored {', '.join(line.borrowed)}, with the β of the mean"
+        lines.append(line)
+    return Final(tuple(final), tuple(lines), tuple(words))
+
+
+def _line(
+    shared: RunSpec,
+    grid: Sequence[RunSpec],
+    done: Mapping[RunSpec, Mapping[tuple[int, int], Result]],
+    store: Store,
+) -> FinalLine:
+    trials = dict.fromkeys(map(_apart_from_length, grid))
+    finished = set.intersection(*(set(done.get(trial, {})) for trial in trials))
+    if not finished:
+        raise ConfigError(_not_finished(list(trials), done, store))
+    epochs = max(finished)[0]
+    seeds = sorted(seed for length, seed in finished if length == epochs)
+    rows = []
+    methods = {spec.method for spec in grid}
+    for key in (key for key in NAMES if key[0] in methods and (shared.linearised or key[1] != "linearised")):
+        found = [done[trial][epochs, seed] for trial in trials if trial.method == key[0] for seed in seeds]
+        if all(result.failure is not None for result in found):
+            raise ConfigError(f"{shared.data}: every run of {key[0]} in the sweep of {epochs} epochs diverged")
+        mean, own = choose(found, "mean"), choose(found, key[1])
+        if mean is None:
+            raise ConfigError(f"{shared.data}: the sweep held no images out, so none can choose β; set validation")
+        if own is not None and own.num_trials == mean.num_trials:
+            rows.append(FinalRow(*key, own.beta))
+        else:
+            rows.append(FinalRow(*key, mean.beta, own=False))
+    betas = tuple(sorted({trial.beta for trial in trials}))
+    return FinalLine(shared, tuple(sorted({spec.seed for spec in grid})), epochs, betas, tuple(seeds), tuple(rows))
+
+
+def _not_finished(
+    trials: Sequence[RunSpec], done: Mapping[RunSpec, Mapping[tuple[int, int], Result]], store: Store
+) -> str:
+    """Say what the sweep that is nearest to its end still lacks."""
+    count = Counter(where for trial in trials for where in done.get(trial, {}))
+    nearest = max(count, key=lambda where: (count[where], where), default=None)
+    missing = [trial for trial in trials if nearest not in done.get(trial, {})]
+    which = "of it" if nearest is None else f"of the one of {nearest[0]} epochs with seed {nearest[1]}"
+    named = ", ".join(map(name, missing[:MOST_NAMED])) + (" and others" if len(missing) > MOST_NAMED else "")
+    return (
+        f"{trials[0].data}: no sweep over β is finished; {which}, {len(trials) - len(missing)} of {len(trials)} runs "
+        f"are in {store.folder}; missing: {named}; run it without --final first, with fewer --epochs if you like"
+    )
 
 
 def _apart_from_length(spec: RunSpec) -> RunSpec:

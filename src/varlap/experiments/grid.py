@@ -44,7 +44,7 @@ class Experiment:
         )
 
     @classmethod
-    def named(cls, name: str, *, recipe: str = "paper", **changes: Any) -> "Experiment":
+    def named(cls, name: str, /, *, recipe: str = "paper", **changes: Any) -> "Experiment":
         """Read a shipped experiment; `changes` replace its settings, and a list of values its grid's.
 
         >>> {spec.data for spec in Experiment.named("table-1", data=["cifar10"], epochs=50).specs}
@@ -55,7 +55,7 @@ class Experiment:
         return cls._of(name, (_folder() / f"{name}.toml").read_text(), recipe, changes)
 
     @classmethod
-    def read(cls, path: Path | str, *, recipe: str = "paper", **changes: Any) -> "Experiment":
+    def read(cls, path: Path | str, /, *, recipe: str = "paper", **changes: Any) -> "Experiment":
         """Read an experiment of your own, in the form of the shipped files.
 
         >>> Experiment.read("my.toml")
@@ -74,11 +74,13 @@ class Experiment:
         if recipe not in RECIPES:
             raise ConfigError(f"recipe {recipe!r}: {did_you_mean(recipe, RECIPES)}")
         content = tomllib.loads(text)
+        if not isinstance(content.get("title", ""), str):
+            raise ConfigError(f"title = {content['title']!r} must be a text")
         return cls(name, content.get("title", name), expand(content, {**RECIPES[recipe], **changes}))
 
 
 def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunSpec, ...]:
-    """Return a spec for each point of a grid.
+    """Return a spec for each point of a grid; one that comes twice is run once.
 
     >>> len(expand({"grid": {"data": ["digits"], "method": ["map", "vl"], "beta": [0.1, 1.0]}}, {"seed": [0, 1]}))
     8
@@ -87,11 +89,17 @@ def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunS
     if unknown:
         part = sorted(unknown)[0]
         raise ConfigError(f"an experiment has no part {part!r}; {did_you_mean(part, ('title', 'common', 'grid'))}")
+    for part in ("common", "grid"):
+        if not isinstance(content.get(part, {}), Mapping):
+            raise ConfigError(
+                f"{part} = {content[part]!r} must be a table of settings: [{part}], then NAME = VALUE lines"
+            )
     settings = {**content.get("common", {}), **content.get("grid", {}), **changes}
     axes = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
     if empty := [name for name, values in axes.items() if not values]:
         raise ConfigError(f"{empty[0]} = [] leaves nothing to run; give one value at least")
-    return tuple(RunSpec.of(dict(zip(axes, point, strict=True))) for point in itertools.product(*axes.values()))
+    points = itertools.product(*axes.values())
+    return tuple(dict.fromkeys(RunSpec.of(dict(zip(axes, point, strict=True))) for point in points))
 
 
 def paper_numbers(what: str) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """One run of an experiment, from data to result; a run that was stopped is carried on."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
+import os
 import shutil
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 
@@ -18,6 +20,7 @@ from varlap.experiments.outside import partner
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
 from varlap.experiments.ways import evaluate_ways
+from varlap.files import locked
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN, OneScalePrior
 from varlap.training import fit
@@ -71,7 +74,7 @@ def run(
         validation=task.held_out,
         augment=augmentation(task.images, task.normalise) if spec.augment else None,
         out=folder,
-        label=dataclasses.asdict(spec),
+        label=spec.stated(),
         progress=progress,
         time_limit_s=time_limit_s,
         epochs=spec.epochs,
@@ -84,6 +87,7 @@ def run(
         save_pause_s=SAVE_PAUSE_S,
     )
     found = partner(task.images)
+    start = time.monotonic()
     scores = evaluate_ways(bnn, spec, task, None if found is None else task.normalise(found[1]))
     result = Result(
         spec,
@@ -93,6 +97,7 @@ def run(
         seconds=sum(row["seconds"] for row in history.epochs),
         history=tuple(_kept(row) for row in history.epochs),
         ood=None if found is None else found[0],
+        evaluation_seconds=time.monotonic() - start,
     )
     store.put(result)
     forget(spec, store)
@@ -115,6 +120,43 @@ def forget(spec: RunSpec, store: Store) -> None:
     shutil.rmtree(store.folder / RUNNING / spec.key(), ignore_errors=True)
     with contextlib.suppress(OSError):  # others are running, or there was none
         (store.folder / RUNNING).rmdir()
+
+
+@contextlib.contextmanager
+def claim(spec: RunSpec, store: Store) -> Iterator[bool]:
+    """Hold a run from its training to its result, or tell that another process does; a claim ends with its process.
+
+    >>> import tempfile
+    >>> spec, store = RunSpec("digits", "map", 0.1), Store(tempfile.mkdtemp())
+    >>> with claim(spec, store) as mine, claim(spec, store) as others:
+    ...     mine, others
+    (True, False)
+    >>> list(store.folder.iterdir())
+    []
+    """
+    path = store.folder / RUNNING / f"{spec.key()}.lock"
+    held = _held(path)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError):  # Windows deletes no open file
+                path.unlink()
+            held.close()
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+
+def _held(path: Path) -> BinaryIO | None:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = locked(path)
+            if file is None or os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+            file.close()  # its holder has just deleted it, and another one may hold the file that replaced it
+        except FileNotFoundError:
+            continue  # its holder has just deleted it, or the empty folder
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a grid share their data, and it takes a while to read

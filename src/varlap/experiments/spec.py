@@ -16,6 +16,8 @@ Schedule = Literal["milestones", "cosine"]
 Precision = Literal["fp32", "bf16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
 
+_ALWAYS = ("data", "method", "beta", "seed", "recipe")  # what a run is called by
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -104,12 +106,23 @@ class RunSpec:
                 raise ConfigError(f"a run needs {name}")
         return cls(**settings)
 
+    def stated(self) -> dict[str, Any]:
+        """Return the settings that name a run and those that are not the defaults.
+
+        A setting that is added later, with a default that means what was done before, changes none of this.
+
+        >>> RunSpec(data="cifar10", method="vl", beta=0.1, epochs=50).stated()
+        {'data': 'cifar10', 'method': 'vl', 'beta': 0.1, 'seed': 0, 'recipe': 'paper', 'epochs': 50}
+        """
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in values.items() if name in _ALWAYS or value != default}
+
     def key(self) -> str:
         """Return a name for the result: readable, and different for every different spec.
 
         >>> RunSpec(data="cifar10", method="vl", beta=0.1).key().startswith("cifar10-vl-beta0.1-seed0-paper-")
         True
         """
-        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        content = json.dumps(self.stated(), sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:10]
         return f"{self.data}-{self.method}-beta{self.beta:g}-seed{self.seed}-{self.recipe}-{digest}"

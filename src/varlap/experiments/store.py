@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from varlap.errors import DataError
 from varlap.experiments.spec import RunSpec
-from varlap.files import replace_file
+from varlap.files import finite, replace_file
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Result:
     """what was logged of each epoch"""
     ood: str | None = None
     """the images from elsewhere that the scores `ood_...` are about"""
+    evaluation_seconds: float | None = None
+    """time to evaluate, where it was measured"""
+    failure: str | None = None
+    """what a run that diverged said; it has no scores, and counts as a trial whose NLL is infinite"""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -46,6 +50,15 @@ class Result:
         """
         times = [row["seconds"] for row in self.history[1:] or self.history]
         return statistics.median(times) if times else math.nan
+
+    def nll(self, part: Literal["test", "validation"], way: str) -> float:
+        """Return the NLL of a way of predicting; infinite where the run diverged or the NLL is none.
+
+        >>> Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0, failure="the loss is NaN").nll("test", "mean")
+        inf
+        """
+        found = math.inf if self.failure is not None else getattr(self, part)[way]["nll"]
+        return found if math.isfinite(found) else math.inf
 
 
 class Store:
@@ -74,6 +87,10 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self._path(result.spec), _text(result).encode())
 
+    def delete(self, spec: RunSpec) -> None:
+        """Delete the result of a spec, so that it is computed again."""
+        self._path(spec).unlink(missing_ok=True)
+
     def __iter__(self) -> Iterator[Result]:
         return (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
 
@@ -92,22 +109,11 @@ class Store:
 
 def _text(result: Result) -> str:
     """Return JSON to be read by people and to be committed: an epoch a line, six digits a number."""
-    content = _finite(dataclasses.asdict(result)) | {"spec": dataclasses.asdict(result.spec)}
+    content = finite(dataclasses.asdict(result), digits=6) | {"spec": dataclasses.asdict(result.spec)}
     rows = content.pop("history")
     epochs = ",\n  ".join(json.dumps(row, allow_nan=False) for row in rows)
     head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
     return head + ',\n "history": [' + (f"\n  {epochs}\n " if rows else "") + "]\n}\n"
-
-
-def _finite(value: Any) -> Any:
-    """Return what JSON can hold: a number that is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
 
 
 def _read(path: Path) -> Result:

@@ -29,7 +29,7 @@ NAMES: dict[Key, str] = {
 }
 """What a table calls them: the paper's four rows, then the baselines that it lacks."""
 PAPERS: tuple[Key, ...] = (("vl", "mean"), ("vi", "mean"), ("vi", "sampled"), ("map", "mean"))
-"""The rows of the paper's Table 1, by which β is chosen for the final runs."""
+"""The rows of the paper's Table 1."""
 
 LAPLACE_BETAS = (0.0003, 0.001, 0.003, 0.01, 0.1, 1.0)
 """what β of variances that are set after training is chosen from, by held-out images"""

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.objectives.objective import Context, Objective
-from varlap.objectives.traced import Around, Traced, as_argument, beta_tensor, trace, trace_commit, trace_renewal
+from varlap.objectives.traced import Around, Traced, as_argument, settings_of, trace, trace_commit, trace_renewal
+from varlap.posterior.batch import Batch
+from varlap.posterior.bnn import BNN
 from varlap.streams import Streams
 
 # Small kernels (one for each of many weights) go into few launches. Inductor keeps what it compiled on disk.
@@ -50,19 +53,21 @@ class Compiled:
         pool: Any = None,
     ) -> None:
         self._device = context.bnn.device
+        context = replace(context, batch=_placed(context.batch, context.bnn))
         batch = (context.batch.x, context.batch.y, context.batch.weights)
-        self._batch = [tensor.detach().clone() for tensor in tree.tensors(batch)]
-        self.beta = beta_tensor(context.beta, self._device)
+        self._batch = list(tree.tensors(batch))
+        settings = settings_of(context)
+        self.beta, self._beta = settings[0], context.beta
         traced = trace(objective, context, around=around)
         for name in traced.gradients:
             if gradients is not None:
                 traced.gradients[name] = gradients.setdefault(name, traced.gradients[name])
         self.gradients = traced.gradients
-        self._main = _Part(traced, context.streams, self._batch, self.beta)
+        self._main = _Part(traced, context.streams, self._batch, settings)
         self._renewal: _Part | None = None
         if objective.renews(context.streams.step):
             renewal = trace_renewal(objective, context, around=around)
-            self._renewal = _Part(renewal, context.streams, self._batch, self.beta)
+            self._renewal = _Part(renewal, context.streams, self._batch, settings)
         self._commit_fn: Callable[..., Any] | None = None
         self._after = after
         self.values: Tensor | None = None
@@ -84,7 +89,9 @@ class Compiled:
             place.copy_(tensor, non_blocking=True)
         for part in self._parts():
             part.draw(context.streams)
-        self.beta.fill_(context.beta)
+        if context.beta != self._beta:
+            self._beta = context.beta
+            self.beta.fill_(self._beta)
         with context.streams.around_network(self._device):
             if self._graph is None:
                 self._run()
@@ -132,9 +139,9 @@ class Compiled:
         """Warm up and capture; running statistics and memories are put back afterwards."""
         own = {id(parameter) for parameter in context.bnn.parameters()}
         moved = [(t, t.clone()) for t in self._main.traced.state.values() if id(t) not in own]
-        # Let cuDNN try its kernels once: this step will run many times.
+        # Let cuDNN try all of its kernels once: this step will run many times.
         cudnn = torch.backends.cudnn
-        kernels = cudnn.flags(cudnn.enabled, True, cudnn.benchmark_limit, cudnn.deterministic, cudnn.allow_tf32)
+        kernels = cudnn.flags(cudnn.enabled, True, 0, cudnn.deterministic, cudnn.allow_tf32)
         try:
             with torch.cuda.device(self._device), kernels:
                 stream = torch.cuda.Stream()
@@ -158,11 +165,11 @@ class Compiled:
 class _Part:
     """A traced computation, compiled, with its inputs in place."""
 
-    def __init__(self, traced: Traced, streams: Streams, batch: Sequence[Tensor], beta: Tensor) -> None:
+    def __init__(self, traced: Traced, streams: Streams, batch: Sequence[Tensor], settings: list[Tensor]) -> None:
         self.traced = traced
-        self._device = beta.device
+        self._device = settings[0].device
         self._noise = traced.noise(streams, self._device)
-        self._inputs = traced.inputs(batch, self._noise, beta)
+        self._inputs = traced.inputs(batch, self._noise, settings)
         with torch.no_grad():
             self._compiled_fn = compile_graph(traced.graph, self._inputs)
 
@@ -173,6 +180,19 @@ class _Part:
         """Put a step's random numbers into their place."""
         for place, numbers in zip(self._noise, self.traced.noise(streams, self._device), strict=True):
             place.copy_(numbers, non_blocking=True)
+
+
+def _placed(batch: Batch, bnn: BNN) -> Batch:
+    """Return a copy to be overwritten by each batch, images in the memory format of the network's kernels."""
+    kernels = [weight for weight in bnn.network.parameters() if weight.ndim == 4]
+    last = any(k.is_contiguous(memory_format=torch.channels_last) and not k.is_contiguous() for k in kernels)
+
+    def place(tensor: Tensor) -> Tensor:
+        images = last and tensor.ndim == 4
+        return tensor.detach().clone(memory_format=torch.channels_last if images else torch.preserve_format)
+
+    x, y, weights = tree.map_tensors(place, (batch.x, batch.y, batch.weights))
+    return replace(batch, x=x, y=y, weights=weights)
 
 
 @contextlib.contextmanager

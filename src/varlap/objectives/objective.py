@@ -35,6 +35,8 @@ class Context:
     batch: Batch
     streams: Streams
     beta: float
+    num_data: float
+    """as β an input of a compiled evaluation: training on more data compiles nothing again"""
     with_gradients: bool
     scale: float = 1.0
     """what gradients are multiplied with on their way through the network, and divided by at its end"""
@@ -139,7 +141,7 @@ class Objective(ABC):
         at = self.num_calls if step is None else step
         batch = checked_batch(x, y, weights, num_data=self.num_data, step=at)
         streams = Streams(self.seed, at, micro_batch, current_rank())
-        context = Context(bnn, batch, streams, self.beta_at(at), with_grad, self.gradient_scale)
+        context = Context(bnn, batch, streams, self.beta_at(at), self.num_data, with_grad, self.gradient_scale)
         self.inspect(context)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
@@ -161,10 +163,11 @@ class Objective(ABC):
         It has no effect but the network's own (running statistics), so it can be traced and compiled.
         """
         data = self.data_term(context)
-        bnn, scale = context.bnn, context.beta / self.num_data
+        bnn, scale = context.bnn, context.beta / context.num_data
         bnn.refit_prior()
         with torch.no_grad():
-            kl = self._kl_sum(bnn) / self.num_data
+            kl = self._kl_sum(bnn)
+            kl = (kl / context.num_data).to(kl.dtype)  # a compiled evaluation has N in double precision
             gradients = dict(data.gradients)
             for name, mean in bnn.means().items() if context.with_gradients else ():
                 from_prior = kl_gradient_in_mean(mean, bnn.prior_mean_of(name), bnn.prior_scale[name])

@@ -26,9 +26,9 @@ Around = Callable[[], contextlib.AbstractContextManager[Any]]
 class Traced:
     """A graph of one evaluation, and what it must be called with.
 
-    `graph(*inputs)` takes the tensors of `state`, batch, noise, β and `gradients`, in this order. It fills `gradients`
-    and returns `values` (log-likelihood, curvature and KL in one tensor; none for a renewal) and then the new value
-    of each tensor of `moved`: buffers and running means, which it leaves as they are.
+    `graph(*inputs)` takes the tensors of `state`, batch, noise, β and N, and `gradients`, in this order. It fills
+    `gradients` and returns `values` (log-likelihood, curvature and KL in one tensor; none for a renewal) and then the
+    new value of each tensor of `moved`: buffers and running means, which it leaves as they are.
     """
 
     graph: torch.fx.GraphModule
@@ -37,10 +37,10 @@ class Traced:
     moved: list[str]
     draws: list[tuple[str, Draw]]
 
-    def inputs(self, batch: Sequence[Tensor], noise: Sequence[Tensor], beta: Tensor) -> list[Tensor]:
+    def inputs(self, batch: Sequence[Tensor], noise: Sequence[Tensor], settings: Sequence[Tensor]) -> list[Tensor]:
         """Return all that the graph takes."""
         state, gradients = ([as_argument(t) for t in group.values()] for group in (self.state, self.gradients))
-        return [*state, *batch, *noise, beta, *gradients]
+        return [*state, *batch, *noise, *settings, *gradients]
 
     def noise(self, streams: Streams, device: torch.device) -> list[Tensor]:
         """Draw this step's numbers: the same that an eager evaluation would draw."""
@@ -118,6 +118,7 @@ def _traced(
         x, y, weights = tree.map_tensors(lambda _: next(coming), (batch.x, batch.y, batch.weights))
         streams = replace(context.streams, tapes=_tapes(traced.draws, coming))
         beta: Any = next(coming)
+        num_data: Any = next(coming)
         with contextlib.ExitStack() as stack:
             stack.enter_context(installed(bnn, {name: given[name] for name in weights_and_buffers}))
             for name, running in objective.running_means().items():
@@ -125,11 +126,11 @@ def _traced(
             stack.enter_context(torch.enable_grad())
             stack.enter_context(around())
             traced_batch = Batch(x, y, weights, batch.size, trusted=True)
-            return compute(Context(bnn, traced_batch, streams, beta, True), coming)
+            return compute(Context(bnn, traced_batch, streams, beta, num_data, True), coming)
 
     noise = [d.made_with(torch.Generator(PURPOSES[p] or bnn.device)).to(bnn.device) for p, d in traced.draws]
     tensors = list(tree.tensors((batch.x, batch.y, batch.weights)))
-    inputs = traced.inputs(tensors, noise, beta_tensor(context.beta, bnn.device))
+    inputs = traced.inputs(tensors, noise, settings_of(context))
     return replace(traced, graph=make_fx(computed, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs))
 
 
@@ -150,9 +151,10 @@ def as_argument(tensor: Tensor) -> Tensor:
     return tensor.detach().view(1) if not tensor.ndim else tensor.detach()
 
 
-def beta_tensor(beta: float, device: torch.device) -> Tensor:
-    """Return β as an input of the graph: a change of it compiles nothing again."""
-    return torch.tensor(beta, device=device, dtype=torch.float64)
+def settings_of(context: Context) -> list[Tensor]:
+    """Return β and N as inputs of the graph: for other ones it is not compiled again, but found on disk."""
+    numbers = (context.beta, context.num_data)
+    return [torch.tensor(number, device=context.bnn.device, dtype=torch.float64) for number in numbers]
 
 
 def _state(objective: Objective, bnn: BNN) -> dict[str, Tensor]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import varlap
 from varlap.errors import DataError
-from varlap.experiments import Store
+from varlap.experiments import Result, Store
 from varlap.experiments.comparison import folder_name
+from varlap.experiments.final_line import recorded
 from varlap.files import finite
 from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
@@ -53,7 +54,7 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
     """
     parts = read_sweeps(store)
     title = title or f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
-    number = sum(len(part.results) for part in parts)
+    number = sum(len(_runs(part)) for part in parts)
     lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`, beside the numbers of arXiv 2103.00222."
     files: dict[str, bytes] = {}
     bodies, texts = [], []
@@ -84,7 +85,7 @@ def read_sweeps(store: Store | Path | str) -> list[Sweep]:
     varlap.errors.DataError: there are no results in no-such-folder; `varlap reproduce table-1 --out FOLDER` makes some
     """
     store = store if isinstance(store, Store) else Store(store)
-    found = sweeps(store)
+    found = sweeps(store, recorded(store))
     if not found:
         raise DataError(f"there are no results in {store.folder}; `varlap reproduce table-1 --out FOLDER` makes some")
     return found
@@ -102,8 +103,13 @@ def as_json(parts: Sequence[Sweep], title: str) -> dict[str, Any]:
                 "beta": how_beta_was_chosen(part) if table_1(part) else None,
                 "tables": {name: table.to_json() for name, (table, _) in tables(part).items()},
                 "runs": [
-                    {"spec": dataclasses.asdict(run.spec), "origin": finite(run.origin), "ood": run.ood}
-                    for run in part.results
+                    {
+                        "spec": dataclasses.asdict(run.spec),
+                        "origin": finite(run.origin),
+                        "ood": run.ood,
+                        "failure": run.failure,
+                    }
+                    for run in _runs(part)
                 ],
             }
             for part in parts
@@ -117,12 +123,11 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
     first, all_ways = table_1(part), table_of_all_ways(part)
     if first is not None and all_ways is not None:
         found["Table 1"] = first, how_beta_was_chosen(part)
-        others = ", ".join(dict.fromkeys(run.ood for run in part.results if run.ood))
-        told = f" Out of distribution: {others}." if others else ""
         found["Every way of predicting"] = (
             all_ways,
             "Scaled: by a temperature that held-out images choose. Laplace and linearised: 10 draws of the network "
-            f"that is linear in its weights, with variances that held-out images choose.{told}",
+            "that is linear in its weights, with variances that held-out images choose. OOD: told from "
+            "the other images; where these differ between rows, no row is the best.",
         )
     found["Table 2"] = table_2(part), _TIMES
     return found
@@ -131,6 +136,10 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
 def shared(part: Sweep) -> dict[str, Any]:
     """Return the settings that all runs of a part share."""
     return {name: value for name, value in dataclasses.asdict(part.spec).items() if name not in _NOT_SHARED}
+
+
+def _runs(part: Sweep) -> tuple[Result, ...]:
+    return *part.results, *part.diverged
 
 
 def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
@@ -152,7 +161,7 @@ def _group(heading: str, words: str, drawn: Sequence[Drawn]) -> Group:
 
 
 def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
-    origins = [run.origin for run in part.results]
+    origins = [run.origin for run in _runs(part)]
     spec = part.spec
     body = [
         facts(
@@ -162,7 +171,7 @@ def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
                 "Recipe": f"{spec.recipe}: lr {spec.lr:g}, {spec.schedule}, batch {spec.batch_size}",
                 "Epochs": str(spec.epochs),
                 "Held out": f"{spec.validation:.0%} of the training images" if spec.validation else "none",
-                "Runs": str(len(part.results)),
+                "Runs": f"{len(_runs(part))}{f', of which {len(part.diverged)} diverged' if part.diverged else ''}",
                 "Hardware": ", ".join(dict.fromkeys(str(one.get("hardware")) for one in origins)),
             }
         )

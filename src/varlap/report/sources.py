@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from varlap.data import UCI_SETS
 from varlap.errors import DataError
-from varlap.experiments import Evaluated
+from varlap.experiments import Evaluated, Store
 from varlap.experiments.evaluation import SCORES
 from varlap.training.records import Records
 
@@ -70,15 +71,27 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
             raise DataError(f"{source} is not a folder; give the folder of a run, or one with runs below")
         below = sorted(path.parent for path in root.rglob(SCORES))
         if not below:
-            raise DataError(
-                f"there are no evaluations below {source} (no {SCORES}); write them by `varlap evaluate RUN`, "
-                "or by varlap.experiments.Evaluated(...).write(FOLDER)"
-            )
+            raise DataError(_why_nothing(root))
         for folder in below:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 entries.append(_read(folder, root, number))
     return entries
+
+
+def _why_nothing(root: Path) -> str:
+    """Say what a folder without evaluations is, and which command makes its page."""
+    if any((root / f"{name}.json").is_file() for name in UCI_SETS):
+        return (
+            f"{root} holds results of `varlap reproduce uci`, whose page is {root / 'report.md'}; "
+            f"`varlap reproduce uci --out {root}` writes it, and computes what is missing"
+        )
+    if Store.is_one(root):
+        return f"{root} is a store of `varlap reproduce`, with a page of its own; give it alone: `varlap report {root}`"
+    return (
+        f"there are no evaluations below {root} (no {SCORES}); write them by `varlap evaluate RUN`, "
+        "or by varlap.experiments.Evaluated(...).write(FOLDER)"
+    )
 
 
 def flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:

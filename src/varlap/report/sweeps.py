@@ -1,6 +1,7 @@
 """Results of `varlap reproduce`, grouped by what may be compared, and their tables beside the paper's own numbers."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 from varlap.experiments import Evaluated, Result, RunSpec
 from varlap.experiments.choice import Choice, choose
+from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, PAPERS, Key
 from varlap.report.sections import Method
@@ -22,6 +24,7 @@ _FITTED = {
     "temperature": Column("temperature", "temperature", meaning="fitted on held-out images"),
     "laplace_beta": Column("laplace_beta", "β of variances", meaning="of Laplace's, chosen by held-out images"),
 }
+_OTHERS = Column("ood", "other images", meaning="what OOD scores are about; where rows differ in it, none is the best")
 _BETA = Column("beta", "β", meaning="chosen by the NLL of held-out training images")
 
 
@@ -33,22 +36,53 @@ class Sweep:
     spec: RunSpec
     """one of them, for what they share"""
     results: tuple[Result, ...]
+    """those that came to their end"""
+    diverged: tuple[Result, ...] = ()
+    lines: tuple[FinalLine, ...] = ()
+    """what was recorded as chosen for final runs"""
 
     @property
-    def main(self) -> tuple[Result, ...]:
-        """Those with the paper's multiplier, or where none has it with the first."""
-        found = sorted({result.spec.log_sigma_lr_multiplier for result in self.results})
-        multiplier = PAPERS_MULTIPLIER if PAPERS_MULTIPLIER in found else found[0]
-        return tuple(result for result in self.results if result.spec.log_sigma_lr_multiplier == multiplier)
+    def multiplier(self) -> float:
+        """The paper's multiplier of log σ's learning rate, or where no run has it the least."""
+        found = sorted({result.spec.log_sigma_lr_multiplier for result in (*self.results, *self.diverged)})
+        return PAPERS_MULTIPLIER if PAPERS_MULTIPLIER in found else found[0]
+
+    @property
+    def final(self) -> FinalLine | None:
+        """What was recorded as chosen for the main runs."""
+        shared = dataclasses.replace(self.spec, log_sigma_lr_multiplier=self.multiplier)
+        return next((line for line in self.lines if line.spec == shared), None)
 
     def of(self, method: str) -> list[Result]:
         """Return the main runs of a method."""
-        return [result for result in self.main if result.spec.method == method]
+        return [result for result in self.results if self._is_main(result.spec, method)]
 
     def choices(self) -> dict[Key, Choice]:
-        """Return what was chosen for each method and way of predicting, in the order of the tables."""
-        found = {key: choose(self.of(key[0]), key[1]) for key in NAMES}
+        """Return what was chosen for each method and way of predicting, in the order of the tables.
+
+        Where a choice for final runs was recorded, the rows are these runs, and nothing is chosen again.
+        """
+        found = {key: self._chosen_here(key) if self.final is None else self._final(key, self.final) for key in NAMES}
         return {key: choice for key, choice in found.items() if choice is not None}
+
+    def _is_main(self, spec: RunSpec, method: str) -> bool:
+        return (spec.method, spec.log_sigma_lr_multiplier) == (method, self.multiplier)
+
+    def _chosen_here(self, key: Key) -> Choice | None:
+        found = choose([r for r in (*self.results, *self.diverged) if self._is_main(r.spec, key[0])], key[1])
+        if found is None:
+            return None
+        by_validation, by_test = (
+            tuple(run for run in runs if run.failure is None) for runs in (found.by_validation, found.by_test)
+        )
+        return Choice(by_validation, by_test, found.num_trials)
+
+    def _final(self, key: Key, line: FinalLine) -> Choice | None:
+        runs = tuple(run for run in line.runs(key, self.results) if key[1] in run.test)
+        if not runs:
+            return None
+        here = self._chosen_here(key) if line.sweep_epochs == self.spec.epochs else None  # the sweep is here as well
+        return Choice(runs, runs, 1) if here is None else Choice(runs, here.by_test, here.num_trials)
 
     @property
     def is_the_papers(self) -> bool:
@@ -57,8 +91,12 @@ class Sweep:
         return (spec.model, spec.width, spec.num_train) == ("preact-resnet-18", 64, None)
 
 
-def sweeps(results: Iterable[Result]) -> list[Sweep]:
+def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[Sweep]:
     """Group results by what they share, in the order of data and recipe, the longest first.
+
+    Args:
+        results: all that may be shown.
+        lines: what was recorded as chosen for final runs.
 
     >>> def result(beta, epochs):
     ...     return Result(RunSpec("digits", "vl", beta, epochs=epochs), {"mean": {"nll": 0.3}}, {}, {}, 1.0)
@@ -73,7 +111,13 @@ def sweeps(results: Iterable[Result]) -> list[Sweep]:
         groups.setdefault(shared, []).append(result)
     specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe, -spec.epochs, spec.key()))
     titles = [_title(spec, specs) for spec in specs]
-    return [Sweep(title, spec, tuple(groups[spec])) for title, spec in zip(titles, specs, strict=True)]
+    lines = tuple(lines)
+    found = []
+    for title, spec in zip(titles, specs, strict=True):
+        ended = tuple(result for result in groups[spec] if result.failure is None)
+        diverged = tuple(result for result in groups[spec] if result.failure is not None)
+        found.append(Sweep(title, spec, ended, diverged, lines))
+    return found
 
 
 def table_1(sweep: Sweep) -> Table | None:
@@ -128,7 +172,11 @@ def table_of_all_ways(sweep: Sweep) -> Table | None:
             key: dataclasses.replace(cell, shown=f"{cell.value:.3g}", shown_range="") if key in _FITTED else cell
             for key, cell in row.cells.items()
         }
+        if others := ", ".join(dict.fromkeys(run.ood for run in choice.by_validation if run.ood)):
+            cells["ood"] = Cell(math.nan, shown=others)
         rows.append(Row(row.name, row.num_runs, cells | {"beta": _beta(choice.beta)}))
+    if any("ood" in row.cells for row in rows):
+        columns.append(_OTHERS)
     columns += [column for key, column in _FITTED.items() if any(key in row.cells for row in rows)]
     return Table(tuple(columns), tuple(rows))
 
@@ -176,7 +224,7 @@ def table_of_runs(sweep: Sweep) -> Table:
         "seconds": Column("seconds", "train seconds"),
     }
     found: dict[str, dict[str, float]] = {}
-    for result in sorted(sweep.results, key=lambda result: (*_order(result.spec),)):
+    for result in sorted(sweep.results, key=lambda result: _order(result.spec)):
         scores: dict[str, float] = {name: result.test["mean"][name] for name in ("nll", "accuracy", "ece")}
         scores["seconds"] = result.seconds
         if "mean" in result.validation:
@@ -184,6 +232,8 @@ def table_of_runs(sweep: Sweep) -> Table:
         if result.history:
             scores["elbo"] = result.history[-1]["elbo"]
         found[_run_name(result.spec)] = scores
+    for result in sorted(sweep.diverged, key=lambda result: _order(result.spec)):
+        found[f"{_run_name(result.spec)} (diverged)"] = {"validation_nll": math.inf, "nll": math.inf}
     columns = [
         dataclasses.replace(column, direction="")
         for key, column in keys.items()
@@ -198,12 +248,34 @@ def table_of_runs(sweep: Sweep) -> Table:
 
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
-    """Say in words how honest the table is."""
-    trials = {key[0]: choice.num_trials for key, choice in sweep.choices().items() if key in PAPERS}
+    """Say in words how honest the tables are."""
+    words = [_chosen_before(sweep.final) if sweep.final is not None else _chosen_here(sweep)]
+    if sweep.diverged:
+        named = ", ".join(_run_name(run.spec) for run in sorted(sweep.diverged, key=lambda run: _order(run.spec)))
+        words.append(f"Diverged, and so without scores: {named}.")
+    return " ".join(words)
+
+
+def _chosen_before(line: FinalLine) -> str:
+    tried = ", ".join(f"{beta:g}" for beta in line.sweep_betas)
+    seeds = f"seed{'s' * (len(line.sweep_seeds) > 1)} {', '.join(map(str, line.sweep_seeds))}"
+    words = (
+        "The β of each row was chosen before, by the NLL of held-out images in a sweep of "
+        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {line.num_trials} trials for every row. Nothing here "
+        "was chosen by the test images; the paper's are the best values over its β, as its caption says."
+    )
+    if not line.borrowed:
+        return words
+    named = " and ".join(f"‘{row}’" for row in line.borrowed)
+    return f"{words} The sweep has not scored {named}: the β there is that of the method's mean network."
+
+
+def _chosen_here(sweep: Sweep) -> str:
+    trials = {key: choice.num_trials for key, choice in sweep.choices().items()}
     if set(trials.values()) == {1}:
         return (
-            "One β for each method, which a sweep had chosen before. Nothing here was chosen by the test images; the "
-            "paper's are the best values over its β, as its caption says."
+            "One β for each method, which no sweep in this store has chosen. The paper's are the best values over its "
+            "β, as its caption says."
         )
     share = f"{sweep.spec.validation:.0%} of the training images"
     words = (
@@ -211,14 +283,14 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
         "would have given, as the paper seems to have done: it is no fair score, and stands here for comparison."
     )
     if len(set(trials.values())) > 1:
-        told = ", ".join(f"{_METHODS[method]} {number}" for method, number in trials.items())
-        return f"{words} Mind that the methods have not had the same number of trials: {told}."
-    return f"{words} Every method has had {next(iter(trials.values()))} trials."
+        told = "; ".join(f"{NAMES[key]} {number}" for key, number in trials.items())
+        return f"{words} Mind that the rows have not had the same number of trials: {told}."
+    return f"{words} Every row has had {next(iter(trials.values()))} trials."
 
 
 def _method(key: Key, runs: Sequence[Result]) -> Method:
     name, way = NAMES[key], key[1]
-    entries = [Entry(Evaluated(name, run.test[way], {"seed": run.spec.seed}, {})) for run in runs]
+    entries = [Entry(Evaluated(name, run.test[way], {"seed": run.spec.seed, "ood": run.ood}, {})) for run in runs]
     return Method(name, tuple(entries))
 
 
@@ -252,5 +324,8 @@ def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
         for field in dataclasses.fields(spec)
         if len({getattr(other, field.name) for other in same}) > 1
     ]
-    plural = "s" * (spec.epochs > 1)
-    return ", ".join([spec.data, f"{spec.recipe} recipe", f"{spec.epochs} epoch{plural}", *told])
+    return ", ".join([spec.data, f"{spec.recipe} recipe", _epochs(spec.epochs), *told])
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'s' * (number > 1)}"

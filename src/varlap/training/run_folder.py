@@ -6,14 +6,14 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
 
 import varlap
 from varlap.errors import CheckpointError, ConfigError
-from varlap.files import replace_file
+from varlap.files import locked, replace_file
 from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training.checkpoint import (
@@ -26,11 +26,6 @@ from varlap.training.checkpoint import (
 from varlap.training.model_file import describe
 from varlap.training.records import Records
 from varlap.training.settings import FitSettings
-
-try:
-    import fcntl
-except ImportError:  # there is none on Windows
-    fcntl = None
 
 log = logging.getLogger(__name__)
 
@@ -182,15 +177,10 @@ def _plain(value: Any) -> Any:
     return {"class": type(value).__name__, **simple}
 
 
-def _locked(path: Path) -> Any:
-    lock = (path / ".lock").open("w")
-    if fcntl is None:
-        return lock
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise ConfigError(f"another process is writing to {path}; wait for it, or choose another out") from error
+def _locked(path: Path) -> BinaryIO:
+    lock = locked(path / ".lock")
+    if lock is None:
+        raise ConfigError(f"another process is writing to {path}; wait for it, or choose another out")
     return lock
 
 

@@ -259,7 +259,7 @@ class TrainingStep:
 
     def _context(self, batch: Batch, number: int) -> Context:
         streams = Streams(self.objective.seed, number, 0, current_rank())
-        return Context(self.bnn, batch, streams, self.objective.beta_at(number), True)
+        return Context(self.bnn, batch, streams, self.objective.beta_at(number), self.objective.num_data, True)
 
     @contextlib.contextmanager
     def _skipping(self, unsound: Tensor) -> Iterator[None]:

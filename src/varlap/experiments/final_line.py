@@ -1,0 +1,123 @@
+"""What a sweep has chosen for the final runs, kept beside the results so that the report shows exactly that."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varlap.errors import DataError
+from varlap.experiments.spec import Method, RunSpec
+from varlap.experiments.store import Result, Store
+from varlap.experiments.ways import NAMES, Key, Way
+from varlap.files import replace_file
+
+FINAL = "final"
+"""The folder in a store that says which β were chosen for final runs, a JSON file a choice."""
+
+
+@dataclass(frozen=True)
+class FinalRow:
+    """The β of a method and a way of predicting."""
+
+    method: Method
+    way: Way
+    beta: float
+    own: bool = True
+    """False where the sweep has not scored this way, and the β is that of the method's mean network"""
+
+
+@dataclass(frozen=True)
+class FinalLine:
+    """The final runs of one data set and recipe: which β, and by which sweep.
+
+    >>> row = FinalRow("vl", "mean", 0.1)
+    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, (0.01, 0.1), (0,), (row,))
+    >>> line.num_trials, line.beta(("vl", "mean")), line.beta(("map", "mean"))
+    (2, 0.1, None)
+    """
+
+    spec: RunSpec
+    """what the runs share; its method, β and seed say nothing"""
+    seeds: tuple[int, ...]
+    """of the final runs"""
+    sweep_epochs: int
+    sweep_betas: tuple[float, ...]
+    sweep_seeds: tuple[int, ...]
+    rows: tuple[FinalRow, ...]
+
+    @property
+    def num_trials(self) -> int:
+        """How many β each row was chosen from."""
+        return len(self.sweep_betas)
+
+    def beta(self, key: Key) -> float | None:
+        """Return the β of a method and a way of predicting."""
+        return next((row.beta for row in self.rows if (row.method, row.way) == key), None)
+
+    def runs(self, key: Key, results: Sequence[Result]) -> list[Result]:
+        """Return the runs that a row is about, in the order of their seeds."""
+        beta = self.beta(key)
+        found = [
+            result
+            for result in results
+            if (result.spec.method, result.spec.beta) == (key[0], beta)
+            and result.spec.seed in self.seeds
+            and shared_spec(result.spec) == self.spec
+        ]
+        return sorted(found, key=lambda result: result.spec.seed)
+
+    @property
+    def borrowed(self) -> list[str]:
+        """The names of the rows that have the β of their method's mean network."""
+        return [NAMES[row.method, row.way] for row in self.rows if not row.own]
+
+
+def shared_spec(spec: RunSpec) -> RunSpec:
+    """Return what the runs of a final line share.
+
+    >>> shared_spec(RunSpec("digits", "map", 0.1, seed=2)) == shared_spec(RunSpec("digits", "vl", 1.0))
+    True
+    """
+    return dataclasses.replace(spec, method="vl", beta=1.0, seed=0)
+
+
+def record(lines: Sequence[FinalLine], store: Store) -> None:
+    """Keep final lines, each in a file of its own, so that two processes do not write to the same one by accident.
+
+    >>> import tempfile
+    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, (0.1,), (0,), (FinalRow("vl", "mean", 0.1),))
+    >>> store = Store(tempfile.mkdtemp())
+    >>> record([line], store)
+    >>> recorded(store) == [line]
+    True
+    """
+    (store.folder / FINAL).mkdir(parents=True, exist_ok=True)
+    for line in lines:
+        content = dataclasses.asdict(line) | {"spec": line.spec.stated()}
+        replace_file(_path(line, store), (json.dumps(content, indent=1) + "\n").encode())
+
+
+def recorded(store: Store) -> list[FinalLine]:
+    """Return the final lines of a store."""
+    return [_read(path) for path in sorted((store.folder / FINAL).glob("*.json"))]
+
+
+def _path(line: FinalLine, store: Store) -> Path:
+    spec = line.spec
+    digest = hashlib.sha256(spec.key().encode()).hexdigest()[:10]
+    return store.folder / FINAL / f"{spec.data}-{spec.recipe}-{spec.epochs}-epochs-{digest}.json"
+
+
+def _read(path: Path) -> FinalLine:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        content["spec"] = RunSpec.of(content["spec"])
+        content["rows"] = tuple(FinalRow(**row) for row in content["rows"])
+        for name in ("seeds", "sweep_betas", "sweep_seeds"):
+            content[name] = tuple(content[name])
+        return FinalLine(**content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); delete it, and --final writes it again") from error
