@@ -4,7 +4,8 @@
 
 Classes: iris, wine, breast cancer and digits; numbers: diabetes and the nine UCI tables (FOLDER holds their folders,
 each with `data/data.txt`, `index_features.txt`, `index_target.txt`, `index_train_K.txt` and `index_test_K.txt`). The
-bundled tables have five folds, the UCI ones the first of their standard splits. Both sides see standardised inputs and
+bundled tables have five folds, the UCI ones the first of their standard splits. The estimators' defaults were chosen on
+splits 10 to 12 of the UCI tables (protein: 3) and on folds of another seed. Both sides see standardised inputs and
 targets. MLPRegressor has no variance. It is given one in two ways: "MLP" the mean squared residual of its own training
 rows; "MLP, held out" that of a tenth of them that a first fit does not see, before a second fit sees all, which is the
 stronger rival and costs a fit more. What the file has is not run again.
@@ -43,14 +44,15 @@ UCI = {  # name: number of splits
     "bostonHousing": 5,
     "energy": 5,
     "concrete": 5,
-    "wine-quality-red": 3,
-    "kin8nm": 2,
-    "power-plant": 2,
-    "naval-propulsion-plant": 2,
-    "protein-tertiary-structure": 2,
+    "wine-quality-red": 5,
+    "kin8nm": 3,
+    "power-plant": 3,
+    "naval-propulsion-plant": 3,
+    "protein-tertiary-structure": 3,
 }
+ALL = [*CLASSES, "diabetes", *UCI]
 NUM_FOLDS = 5
-MOST_TRAINING_ROWS = 10_000  # which only naval propulsion and protein have more of
+TUNED_ON = "UCI splits 10 to 12 (protein: 3), and folds of seed 1 of the bundled tables"
 SMALLEST_PROBABILITY = 1e-15
 HELD_OUT = "MLP, held out"
 
@@ -63,7 +65,6 @@ def splits(table: str, args: argparse.Namespace) -> Iterator[Split]:
         X, y = rows[:, features], rows[:, int(np.loadtxt(folder / "index_target.txt"))]
         for number in range(UCI[table]):
             train, test = (np.loadtxt(folder / f"index_{part}_{number}.txt").astype(int) for part in ("train", "test"))
-            train = np.random.default_rng(number).permutation(train)[:MOST_TRAINING_ROWS]
             yield X[train], y[train], X[test], y[test]
         return
     X, y = (CLASSES.get(table) or datasets.load_diabetes)(return_X_y=True)
@@ -95,11 +96,14 @@ def mlp_regressor(seed: int, data: Split, held_out: bool) -> dict[str, float]:
     X, y, X_test, y_test = data
     inner = make_pipeline(StandardScaler(), MLPRegressor(random_state=seed))
     model = TransformedTargetRegressor(inner, transformer=StandardScaler())
-    X_fit, X_rest, y_fit, y_rest = X, X, y, y
+    X_rest, y_rest = X, y
     if held_out:
         X_fit, X_rest, y_fit, y_rest = train_test_split(X, y, test_size=0.1, random_state=seed)
-    std = float(np.sqrt(np.mean(np.square(model.fit(X_fit, y_fit).predict(X_rest) - y_rest))))
-    return gaussian_scores(y_test, model.fit(X, y).predict(X_test), std)
+        model.fit(X_fit, y_fit)
+    else:
+        model.fit(X, y)
+    std = float(np.sqrt(np.mean(np.square(model.predict(X_rest) - y_rest))))
+    return gaussian_scores(y_test, (model.fit(X, y) if held_out else model).predict(X_test), std)
 
 
 def methods(table: str, seed: int) -> dict[str, Callable[[Split], dict[str, float]]]:
@@ -122,9 +126,9 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Average over splits, with standard errors; differences are taken split by split."""
     result: dict[str, Any] = {}
     for table in dict.fromkeys(run["table"] for run in runs):
-        names = dict.fromkeys(run["method"] for run in runs if run["table"] == table)
+        names = list(methods(table, seed=0))
         own = {name: [r for r in runs if r["table"] == table and r["method"] == name] for name in names}
-        if len({len(rows) for rows in own.values()}) > 1 or len(own["VL"]) < 2:  # not all are done
+        if len({len(rows) for rows in own.values()}) > 1 or len(own["VL"]) < 2:  # not all are done yet
             continue
         entry: dict[str, Any] = {"splits": len(own["VL"]), "training_rows": own["VL"][0]["training_rows"]}
         for score in own["VL"][0]["scores"]:
@@ -165,8 +169,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # MLPs that have not converged say so
-    tables = args.tables or [*CLASSES, "diabetes", *(UCI if args.uci else ())]
-    spec = {"seed": args.seed, "folds": NUM_FOLDS, "uci_splits": UCI, "most_training_rows": MOST_TRAINING_ROWS}
+    tables = args.tables or [table for table in ALL if args.uci or table not in UCI]
+    spec = {"seed": args.seed, "folds": NUM_FOLDS, "uci_splits": UCI, "defaults_chosen_on": TUNED_ON}
     runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     done = {(run["table"], run["split"], run["method"]) for run in runs}
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -177,6 +181,7 @@ def main() -> None:
         scores = methods(table, args.seed)[method](data)
         run = {"table": table, "split": number, "method": method, "scores": scores, "training_rows": len(data[0])}
         runs.append(run | {"cpu_s": time.process_time() - start})
+        runs.sort(key=lambda run: (ALL.index(run["table"]), run["split"]))
         versions = origin() | {"scikit-learn": sklearn.__version__}
         result = {"spec": spec, "origin": versions, "summary": summary(runs), "runs": runs}
         args.out.write_text(json.dumps(result, indent=1) + "\n")

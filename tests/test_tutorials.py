@@ -24,8 +24,8 @@ def _pictures(page: str) -> set[str]:
     return set(re.findall(r"\]\(\.\./images/tutorials/([\w-]+\.png)\)", page))
 
 
-def test_there_are_six():
-    assert len(SCRIPTS) == 6
+def test_there_are_seven():
+    assert len(SCRIPTS) == 7
 
 
 @by_name

@@ -55,13 +55,67 @@ def test_regressor_learns_mean_and_noise_in_the_units_of_the_targets():
 
 def test_standard_deviation_is_that_of_the_linearised_posterior_and_the_noise():
     X, y = line()
-    model = varlap.VLRegressor(**FEW).fit(X, y)
+    model = varlap.VLRegressor(noise="constant", **FEW).fit(X, y)
     mean, std = model.predict(X, return_std=True)
     inputs = torch.as_tensor((X - X.mean(0)) / X.std(0))
     prediction = model.bnn_.predict(inputs, how="linearised", closed_form=True)
     np.testing.assert_allclose(mean, prediction.mean[:, 0] * y.std() + y.mean())
     np.testing.assert_allclose(std, prediction.variance[:, 0].sqrt() * y.std())
     np.testing.assert_array_equal(mean, model.predict(X))
+
+
+def test_noise_that_grows_with_the_input_is_learnt():
+    X = np.random.default_rng(0).uniform(-1, 1, (600, 1))
+    y = 3 * X[:, 0] + np.exp(X[:, 0]) * np.random.default_rng(1).normal(size=600)
+    grid = np.linspace(-0.9, 0.9, 7)[:, None]
+    mean, std = varlap.VLRegressor(random_state=0).fit(X, y).predict(grid, return_std=True)
+    np.testing.assert_allclose(std, np.exp(grid[:, 0]), rtol=0.5)
+    assert std[-1] > 3 * std[0]  # truly 6 times
+    np.testing.assert_allclose(mean, 3 * grid[:, 0], atol=0.4)
+
+
+def test_varying_noise_is_the_shared_noise_times_the_second_networks_scale():
+    X, y = line()
+    model = varlap.VLRegressor(**FEW).fit(X, y)
+    inputs = torch.as_tensor((X - X.mean(0)) / X.std(0))
+    noise = (model.bnn_.likelihood.log_noise + model.noise_bnn_.network(inputs)).exp()
+    weights = model.bnn_.predict(inputs, how="linearised", closed_form=True).epistemic_variance
+    expected = (weights + noise.square()).sqrt()[:, 0] * y.std()
+    np.testing.assert_allclose(model.predict(X, return_std=True)[1], expected.detach())
+    assert model.set_params(how="mean").predict(X, return_std=True)[1] == pytest.approx(
+        noise.detach().numpy()[:, 0] * y.std()
+    )
+
+
+def test_second_network_sees_the_squared_residuals_and_the_variance_of_the_weights(monkeypatch):
+    seen = []
+    X, y = line()
+    model = varlap.VLRegressor(noise="constant", **FEW).fit(X, y)
+    monkeypatch.setattr(varlap.VLRegressor, "_run", lambda self, bnn, data, *rest, **named: seen.append(data))
+    model.set_params(noise="varying")._learn_noise(X, y, None)
+    inputs, targets = seen[0]
+    prediction = model.bnn_.predict(inputs, how="linearised", closed_form=True)
+    residuals = torch.as_tensor((y - y.mean()) / y.std())[:, None] - prediction.mean
+    expected = (residuals.square() + prediction.epistemic_variance).sqrt() / model.bnn_.likelihood.log_noise.exp()
+    torch.testing.assert_close(targets, expected.detach())
+
+
+def test_constant_noise_is_one_number_for_all_rows():
+    X, y = line()
+    model = varlap.VLRegressor(noise="constant", how="mean", **FEW).fit(X, y)
+    assert model.noise_bnn_ is None
+    assert len(set(model.predict(X, return_std=True)[1])) == 1
+
+
+def test_a_pass_of_partial_fit_has_one_noise_for_all_rows():
+    X, y = line()
+    model = varlap.VLRegressor(how="mean", **FEW).fit(X, y).partial_fit(X, y)
+    assert len(set(model.predict(X, return_std=True)[1])) == 1
+
+
+def test_noise_of_another_name_is_refused():
+    with pytest.raises(ConfigError, match=r"VLRegressor\(noise='none'\): choose 'varying' or 'constant'"):
+        varlap.VLRegressor(noise="none", **FEW).fit(*line())
 
 
 def test_far_from_the_data_the_regressor_is_less_sure():
@@ -250,13 +304,13 @@ def test_own_network_of_another_kind_is_refused():
 def test_large_tables_are_trained_in_batches_and_single_precision(monkeypatch):
     monkeypatch.setattr(sizing, "MOST_EXACT_ENTRIES", 100)
     model = varlap.VLClassifier(hidden=(4,), epochs=2, random_state=0).fit(X_IRIS, Y_IRIS)
-    assert model.history_.settings.batch_size == sizing.BATCH_SIZE
+    assert model.history_.settings.batch_size == sizing.CLASSES.small.batch_size
     assert next(model.network_.parameters()).dtype == torch.float32
 
 
 def test_own_network_that_is_no_plain_stack_is_trained_in_batches():
     model = varlap.VLRegressor(network=normed_network, epochs=2, random_state=0).fit(X_IRIS, Y_IRIS)
-    assert model.history_.settings.batch_size == sizing.BATCH_SIZE
+    assert model.history_.settings.batch_size == sizing.NUMBERS.small.batch_size
 
 
 def test_fitted_numbers_are_those_asked_for():

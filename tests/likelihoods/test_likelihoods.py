@@ -13,6 +13,7 @@ import varlap
 from cases import Exponential
 from varlap.errors import BatchError, ConfigError
 from varlap.likelihoods import choose_likelihood
+from varlap.likelihoods.centred import Centred
 from varlap.streams import Tape
 
 DOUBLE = torch.float64
@@ -32,6 +33,7 @@ BUILT_IN = {
         4,
         lambda lik, o: distributions.Normal(o.chunk(2, 1)[0], o.chunk(2, 1)[1].exp()),
     ),
+    "centred": (Centred, 3, lambda lik, o: distributions.Normal(torch.zeros_like(o), o.exp())),
     "poisson": (varlap.Poisson, 3, lambda lik, o: distributions.Poisson(o.exp())),
 }
 SHAPES = {"vectors": (), "images": (2, 3)}

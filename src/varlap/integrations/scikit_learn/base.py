@@ -15,14 +15,14 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from varlap.errors import ConfigError
-from varlap.integrations.scikit_learn.sizing import Plan, hidden_units, is_small, plan
+from varlap.integrations.scikit_learn.sizing import BySize, Plan, is_small, plan
 from varlap.integrations.scikit_learn.tempering import best_beta
 from varlap.likelihoods import Likelihood, Prediction
 from varlap.models import mlp
 from varlap.objectives import VL
 from varlap.posterior import BNN, Prior
 from varlap.streams import Streams, derive_seed
-from varlap.training import fit
+from varlap.training import History, fit
 
 NetworkFn = Callable[[int, int], nn.Module]
 ROWS_AT_ONCE = 1024  # of a prediction
@@ -33,10 +33,7 @@ BETAS = (0.01, 0.03, 0.1, 0.3, 1.0)  # what "cv" chooses from
 class VLEstimator(BaseEstimator, ABC):
     """A table's network, its posterior and its training; the targets are the subclasses' part."""
 
-    _default_beta: ClassVar[float]
-    _default_prior: ClassVar[Prior]
-    _lr_of_all_rows: ClassVar[float]
-    """where every step sees the whole table; batches have their own"""
+    _defaults: ClassVar[BySize]
     n_features_in_: int
 
     def __init__(
@@ -86,6 +83,7 @@ class VLEstimator(BaseEstimator, ABC):
         self._num_seen, self._num_calls = 0.0, 0
         self._make_network(len(X), _total(weights, X))
         self._train(X, y, weights, self._plan.epochs, schedule="cosine")
+        self._learn_noise(X, y, weights)
         return self
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
@@ -97,7 +95,7 @@ class VLEstimator(BaseEstimator, ABC):
             self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             if self.beta is not None and not isinstance(self.beta, Real):
                 raise ConfigError(f"partial_fit sees too little to choose beta={self.beta!r}; give a number")
-            self.beta_ = self._default_beta if self.beta is None else float(self.beta)
+            self.beta_ = self._defaults.of(_total(weights, X)).beta if self.beta is None else float(self.beta)
             self._scaler = StandardScaler()
             self._num_seen, self._num_calls = 0.0, 0
         self._learn_targets(y, weights)
@@ -137,17 +135,21 @@ class VLEstimator(BaseEstimator, ABC):
     def _forget(self) -> None:
         """Drop what an earlier fit has learnt of the targets."""
 
+    def _learn_noise(self, X: Any, y: Any, weights: Any) -> None:
+        """Learn how the noise depends on the inputs, once the network is trained."""
+
     # -- training ---------------------------------------------------------------------------------------------------
 
     def _make_network(self, num_rows: int, num_data: float, by_batches: bool = False) -> None:
-        hidden = hidden_units(num_data) if self.hidden is None else tuple(self.hidden)
+        defaults = self._defaults.of(num_data)
+        hidden = defaults.hidden if self.hidden is None else tuple(self.hidden)
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
-        bnn = BNN(network, self._likelihood(), prior=self._default_prior if self.prior is None else self.prior)
-        small = is_small(bnn, num_rows, num_outputs) and not by_batches
+        bnn = BNN(network, self._likelihood(), prior=defaults.prior if self.prior is None else self.prior)
+        small = is_small(bnn, num_rows, num_data, num_outputs) and not by_batches
         chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
-        self._plan: Plan = plan(num_rows, num_data, small, self._lr_of_all_rows, **chosen)
+        self._plan: Plan = plan(num_rows, num_data, small, defaults, **chosen)
         self.bnn_ = bnn.to(self.device, self._plan.dtype)
         self.network_ = bnn.network
 
@@ -165,33 +167,60 @@ class VLEstimator(BaseEstimator, ABC):
         total = _total(weights, X)
         self._num_seen += total
         self._num_calls += 1
+        self.history_ = self._run(
+            self.bnn_,
+            (self._inputs(X), self._encoded(y)),
+            weights,
+            self.beta_ * total / self._num_seen,
+            epochs=epochs,
+            lr=self._plan.lr,
+            schedule=schedule,
+            warmup_steps=self._plan.warmup_steps if schedule == "cosine" else 0,
+            purpose=self._num_calls,
+        )
+        self.n_iter_ = len(self.history_.epochs) + (self.n_iter_ if self._num_calls > 1 else 0)
+
+    def _run(
+        self,
+        bnn: BNN,
+        data: tuple[Tensor, Tensor],
+        weights: Any,
+        beta: float,
+        *,
+        epochs: int,
+        lr: float,
+        schedule: str,
+        warmup_steps: int,
+        purpose: int | str,
+    ) -> History:
+        """Train one network on these rows, with draws of its own for each purpose."""
+        num_rows = len(data[0])
         # Weights of mean 1 beside N rows, with β scaled to their true sum, which need be no whole number.
-        relative = None if weights is None else weights * (len(X) / total)
+        total = num_rows if weights is None else weights.sum()
         objective = VL(
-            len(X),
-            self.beta_ * len(X) / self._num_seen,
+            num_rows,
+            beta * num_rows / total,
             curvature=self._plan.curvature,
-            seed=derive_seed(self._seed, "labels", self._num_calls),
-            beta_warmup_steps=self._plan.warmup_steps if schedule == "cosine" else 0,
+            seed=derive_seed(self._seed, "labels", purpose),
+            beta_warmup_steps=warmup_steps,
         )
         with _one_thread(self.network is None):
-            self.history_ = fit(
-                self.bnn_,
+            return fit(
+                bnn,
                 objective,
-                (self._inputs(X), self._encoded(y)),
-                weights=relative,
+                data,
+                weights=None if weights is None else weights * (num_rows / total),
                 epochs=epochs,
                 batch_size=self._plan.batch_size,
-                lr=self._plan.lr,
+                lr=lr,
                 schedule=schedule,
-                seed=derive_seed(self._seed, "order", self._num_calls),
+                seed=derive_seed(self._seed, "order", purpose),
                 progress="none",
             )
-        self.n_iter_ = len(self.history_.epochs) + (self.n_iter_ if self._num_calls > 1 else 0)
 
     def _chosen_beta(self, X: Any, y: Any, weights: Any) -> float:
         if self.beta is None or isinstance(self.beta, Real):
-            return self._default_beta if self.beta is None else float(self.beta)
+            return self._defaults.of(_total(weights, X)).beta if self.beta is None else float(self.beta)
         betas: Any = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
         if isinstance(betas, str) or not len(betas):
             raise ConfigError(
@@ -216,13 +245,19 @@ class VLEstimator(BaseEstimator, ABC):
         return torch.as_tensor(np.asarray(standardised), dtype=self._plan.dtype)
 
     def _prediction(self, X: Any, how: Any) -> Prediction:
+        inputs = self._checked_inputs(X)
+        return self._predict(self.bnn_, inputs, how)
+
+    def _checked_inputs(self, X: Any) -> Tensor:
         check_is_fitted(self, "bnn_")
-        X = validate_data(self, X, reset=False)
+        return self._inputs(validate_data(self, X, reset=False))
+
+    def _predict(self, bnn: BNN, inputs: Tensor, how: Any) -> Prediction:
         options: dict[str, Any] = {"batch_size": ROWS_AT_ONCE}
-        if how == "linearised" and self.bnn_.num_weights() <= MOST_WEIGHTS_IN_CLOSED_FORM:
+        if how == "linearised" and bnn.num_weights() <= MOST_WEIGHTS_IN_CLOSED_FORM:
             options["closed_form"] = True
         with _one_thread(self.network is None):
-            return self.bnn_.predict(self._inputs(X), how=how, **options)
+            return bnn.predict(inputs, how=how, **options)
 
 
 def _total(weights: Any, X: Any) -> float:

@@ -11,8 +11,8 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from varlap.integrations.scikit_learn.base import VLEstimator
+from varlap.integrations.scikit_learn.sizing import CLASSES
 from varlap.likelihoods import Categorical, Likelihood
-from varlap.posterior import FanInPrior
 
 
 class VLClassifier(ClassifierMixin, VLEstimator):
@@ -25,8 +25,8 @@ class VLClassifier(ClassifierMixin, VLEstimator):
         hidden: sizes of the hidden layers; by default one layer of 50 units, or of 100 from 1,000 rows on.
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
-        beta: tempering of the KL; by default 0.03. "cv" chooses among 0.01, 0.03, 0.1, 0.3 and 1 by the likelihood of
-            held-out rows, a list among its own numbers.
+        beta: tempering of the KL; by default 0.1, or 0.03 from 1,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3
+            and 1 by the likelihood of held-out rows, a list among its own numbers.
         epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
         batch_size: rows a step; by default all of a small table, 128 of others.
         lr: learning rate of Adam, which falls to zero along a cosine; by default 0.01.
@@ -55,9 +55,7 @@ class VLClassifier(ClassifierMixin, VLEstimator):
            [0., 0., 1.]])
     """
 
-    _default_beta = 0.03
-    _default_prior = FanInPrior()
-    _lr_of_all_rows = 0.01
+    _defaults = CLASSES
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one more pass, over these rows.
