@@ -23,7 +23,7 @@ from torch import nn
 import varlap
 from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError, OutOfTime
 from varlap.objectives import compiled
-from varlap.training import run_folder
+from varlap.training import TrainingStep, loop, run_folder
 from varlap.training.run_folder import newest
 
 VOLATILE = {"seconds", "memory_mb"}
@@ -44,6 +44,13 @@ def _bnn() -> varlap.BNN:
     torch.manual_seed(0)
     layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.1), nn.Linear(8, 3)
     return varlap.BNN(nn.Sequential(*layers))
+
+
+def _convolutional_bnn() -> varlap.BNN:
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(1, 3, 2, padding=1), nn.BatchNorm2d(3), nn.Softplus(), nn.Conv2d(3, 2, 2)
+    network = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), *convolutions, nn.Flatten(), nn.Linear(8, 3))
+    return varlap.BNN(network.to(memory_format=torch.channels_last))
 
 
 def _objective(**options: Any) -> varlap.VL:
@@ -118,12 +125,13 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("make_bnn", [_bnn, _convolutional_bnn])
 @pytest.mark.parametrize("stop_at", [7, 9])  # in the middle of an epoch, and before its smaller last batch
-def test_a_compiled_run_on_a_gpu_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, stop_at: int):
-    alone, carried_on = _bnn().cuda(), _bnn().cuda()
+def test_a_compiled_run_on_a_gpu_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, stop_at: int, make_bnn: Any):
+    alone, carried_on = make_bnn().cuda(), make_bnn().cuda()
     rows = _rows(_fit(alone, out=tmp_path / "alone", save_every=1))
     with pytest.raises(Stopped):
-        _fit(_bnn().cuda(), _at(stop_at, _stop), out=tmp_path / "run", save_every=1)
+        _fit(make_bnn().cuda(), _at(stop_at, _stop), out=tmp_path / "run", save_every=1)
     assert _rows(_fit(carried_on, out=tmp_path / "run", save_every=1)) == rows
     assert _same_bits(alone, carried_on)
 
@@ -136,6 +144,30 @@ def test_a_nan_on_a_gpu_ends_the_training_with_the_state_of_the_step_before(tmp_
     with pytest.raises(Stopped):
         _fit(expected, _at(8, _stop), out=tmp_path / "stopped", save_every=1)
     assert _same_bits(poisoned, expected)
+
+
+def test_what_a_file_holds_comes_back_in_the_memory_format_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    seen: list[tuple[Any, Any]] = []
+
+    def step(*args: Any, **options: Any) -> TrainingStep:
+        seen.append(args[1:])
+        return TrainingStep(*args, **options)
+
+    monkeypatch.setattr(loop, "TrainingStep", step)
+    alone, carried_on = _convolutional_bnn(), _convolutional_bnn()
+    _fit(alone)
+    with pytest.raises(Stopped):
+        _fit(_convolutional_bnn(), _at(8, _stop), out=tmp_path, save_every=1)
+    _fit(carried_on, out=tmp_path)
+    assert _same_bits(alone, carried_on)
+    (objective, optimizer), (objective_again, optimizer_again) = seen[0], seen[-1]
+    moments = [m for o in (optimizer, optimizer_again) for s in o.state.values() for m in s.values() if m.ndim == 4]
+    sums = [t for o in (objective, objective_again) for r in o.running_means().values() for t in r.sums.values()]
+    for tensors in (moments, sums):
+        strides = [tensor.stride() for tensor in tensors]
+        half = len(strides) // 2
+        assert strides[:half] == strides[half:]
+        assert not all(tensor.is_contiguous() for tensor in tensors)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "RMSprop", "Adagrad"])

@@ -67,6 +67,7 @@ def to_tensors(
         "num_calls": objective.num_calls,
         "last_step": objective.last_step,
         "optimizer": scalars,
+        "strides": {name: t.stride() for name, t in remembered.items() if not t.is_contiguous()},
     }
     return tensors, document
 
@@ -84,10 +85,13 @@ def from_checkpoint(
             entries.setdefault(int(index), {})[entry] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        _lay_out_as_parameters(optimizer)
         remembered: dict[str, Any] = {name: {} for name in objective.running_means()}
         for name, total in tensors["objective"].items():
             running, _, key = name.partition("/")
-            remembered[running][key] = total.to(bnn.device)
+            strides = document.get("strides", {}).get(name, total.stride())
+            place = torch.empty_strided(total.shape, strides, dtype=total.dtype, device=bnn.device)
+            remembered[running][key] = place.copy_(total)
         counts = {"num_calls": document["num_calls"], "last_step": document["last_step"]}
         objective.load_state_dict(counts | remembered)
         return RunState(
@@ -103,3 +107,11 @@ def from_checkpoint(
         raise CheckpointError(
             f"the checkpoint does not fit this network, objective or optimizer: {error}; choose another out"
         ) from error
+
+
+def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Give moments the memory format of their parameters, which a file does not keep and a fused optimizer needs."""
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
