@@ -18,13 +18,12 @@ import varlap
 
 
 def mean_gradient(bnn: varlap.BNN, objective: Any, x: Tensor, y: Tensor, bf16: bool) -> Tensor:
+    bnn.zero_grad()  # training has left the gradients of its last step
     around = torch.autocast(x.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
     with bnn.buffers_restored(), around:
         terms = objective(bnn, x, y, step=0)
     terms.loss.backward()
-    flat = torch.cat([mean.grad.flatten().double() for mean in bnn.means().values() if mean.grad is not None])
-    bnn.zero_grad()
-    return flat
+    return torch.cat([mean.grad.flatten().double() for mean in bnn.means().values() if mean.grad is not None])
 
 
 def cosines(bnn: varlap.BNN, x: Tensor, y: Tensor, num_data: int) -> dict[str, float]:
@@ -54,14 +53,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--num-train", type=int, help="train on so many images only")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     data = varlap.data.load(args.data)
     normalise = varlap.data.Normaliser.of(data.train_images)
-    x = normalise(data.train_images.to(args.device)).contiguous(memory_format=torch.channels_last)
-    y = data.train_labels.to(args.device)
+    x = normalise(data.train_images[: args.num_train].to(args.device)).contiguous(memory_format=torch.channels_last)
+    y = data.train_labels[: args.num_train].to(args.device)
     torch.manual_seed(0)
     network = varlap.models.preact_resnet18(data.num_classes, data.image_shape[0], args.width).to(args.device)
     bnn = varlap.BNN(network).train()
@@ -70,7 +70,7 @@ def main() -> None:
     result["origin"]["hardware"] = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     result["at_initialisation"] = cosines(bnn, x[:128], y[:128], len(y))
     precision = "bf16" if args.device == "cuda" else "fp32"
-    objective = varlap.VL(len(y), 0.01, curvature=varlap.Fisher())
+    objective = varlap.VL(len(y), 0.01)
     varlap.fit(bnn, objective, (x, y), epochs=args.epochs, precision=precision, augment=varlap.data.crop_and_flip)
     result["after_training"] = cosines(bnn, x[:128], y[:128], len(y)) | {"epochs": args.epochs}
     print(result)

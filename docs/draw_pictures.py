@@ -1,6 +1,6 @@
-"""Run the tutorials and put their pictures, in few colours, where the site shows them.
+"""Run the tutorials and put their pictures, in few colours, where the site shows them; also those of `results/paper`.
 
-`python docs/draw_pictures.py [NAME ...]`; what each prints is printed too, for its page.
+`python docs/draw_pictures.py [NAME ...]`, with `paper` for the latter; what each prints is printed too, for its page.
 """
 
 import os
@@ -11,8 +11,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from varlap.report.reproduction import write_reproduction
+
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ROOT / "docs" / "images" / "tutorials"
+IMAGES = ROOT / "docs" / "images"
+PAPER = "paper"
 NUM_COLOURS = 128
 
 
@@ -25,10 +28,20 @@ def main(names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             environment = os.environ | {"MPLBACKEND": "agg"}
             subprocess.run([sys.executable, str(script)], cwd=folder, env=environment, check=True)
-            for picture in sorted(Path(folder).glob("*.png")):
-                with Image.open(picture) as drawn:
-                    few = drawn.convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
-                    few.save(PICTURES / picture.name, optimize=True)
+            _keep(Path(folder), IMAGES / "tutorials")
+    if not names or PAPER in names:
+        print(f"== {PAPER}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            write_reproduction(ROOT / "results" / PAPER, folder)
+            _keep(Path(folder) / "figures", IMAGES / PAPER)
+
+
+def _keep(drawn_in: Path, shown_from: Path) -> None:
+    shown_from.mkdir(exist_ok=True)
+    for picture in sorted(drawn_in.glob("*.png")):
+        with Image.open(picture) as drawn:
+            few = drawn.convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+            few.save(shown_from / picture.name, optimize=True)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,16 @@ def test_every_way_of_predicting_has_a_beta_of_its_own(tmp_path: Path):
     assert [(row.method, row.way) for row in line.rows] == list(NAMES)
     assert all(row.own for row in line.rows)
     assert sorted(spec.beta for spec in final.specs if spec.method == "map") == [0.01, 0.03]
-    assert (line.sweep_epochs, line.sweep_betas, line.sweep_seeds, line.seeds) == (50, (0.01, 0.03, 0.1), (0,), (0,))
+    assert (line.sweep_epochs, line.sweep_seeds, line.seeds) == (50, (0,), (0,))
+    assert line.sweep_betas == dict.fromkeys(("map", "vi", "vl"), (0.01, 0.03, 0.1))
+
+
+def test_methods_that_another_call_has_chosen_for_stay_in_the_record(tmp_path: Path):
+    store = _store(tmp_path, made_sweep(num_epochs=50))
+    (whole,) = final_runs(_grid(), store).lines
+    for method in ("vl", "map", "vi", "map"):
+        record(final_runs([spec for spec in _grid() if spec.method == method], store).lines, store)
+    assert recorded(store) == [whole]
 
 
 def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path: Path):
@@ -162,7 +171,7 @@ def test_seeds_of_a_sweep_that_not_every_beta_has_choose_nothing(tmp_path: Path)
 def test_a_run_that_diverged_does_not_keep_a_sweep_from_choosing(tmp_path: Path):
     sweep = [*made_sweep((0.01, 0.1), num_epochs=50), *(_diverged(m, 0.03, num_epochs=50) for m in BEST)]
     (line,) = final_runs(_grid(), _store(tmp_path, sweep)).lines
-    assert (line.beta(("vl", "mean")), line.num_trials) == (0.1, 3)
+    assert (line.beta(("vl", "mean")), line.sweep_betas["vl"]) == (0.1, (0.01, 0.03, 0.1))
     all_of_one = [r if r.spec.method != "vl" else _diverged("vl", r.spec.beta, num_epochs=50) for r in sweep]
     with pytest.raises(ConfigError, match="cifar10: every run of vl in the sweep of 50 epochs diverged"):
         final_runs(_grid(), _store(tmp_path, all_of_one))

@@ -71,7 +71,7 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
 def _line(rows: dict[tuple, float], sweep_epochs: int = 50) -> FinalLine:
     chosen = tuple(FinalRow(*key, beta, own=key[1] != "linearised") for key, beta in rows.items())
     spec = RunSpec("cifar10", "vl", 1.0, epochs=4)
-    return FinalLine(spec, (0, 1), sweep_epochs, sweep_betas=(0.01, 0.1), sweep_seeds=(0,), rows=chosen)
+    return FinalLine(spec, (0, 1), sweep_epochs, sweep_betas={"vl": (0.01, 0.1)}, sweep_seeds=(0,), rows=chosen)
 
 
 def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():

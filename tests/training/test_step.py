@@ -1,5 +1,7 @@
 """The traced step does what the eager one does, to rounding, for every network of the shared list."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -203,3 +205,22 @@ def test_an_unknown_precision_is_refused():
     bnn, _, _ = CASES[0].make()
     with pytest.raises(varlap.errors.ConfigError, match="precision='fp8': choose 'fp32', 'bf16' or 'fp16'"):
         varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), precision="fp8")  # type: ignore[arg-type]
+
+
+def test_a_compiled_step_frees_its_network_without_waiting_for_the_collector(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, _: graph)
+    torch.optim.Adam(torch.nn.Linear(1, 1).parameters())  # torch's first one is held by its own imports
+
+    def weights_of_a_finished_run() -> weakref.ref[torch.Tensor]:
+        bnn = varlap.BNN(torch.nn.Linear(2, 3))
+        step = varlap.TrainingStep(bnn, varlap.VL(num_data=100), varlap.adam(bnn), compiled=True)
+        for number in range(5):
+            step(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), number=number)
+        return weakref.ref(bnn.network.weight)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert weights_of_a_finished_run()() is None
+    finally:
+        gc.enable()

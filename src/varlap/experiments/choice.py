@@ -137,7 +137,7 @@ def _line(
             rows.append(FinalRow(*key, own.beta))
         else:
             rows.append(FinalRow(*key, mean.beta, own=False))
-    betas = tuple(sorted({trial.beta for trial in trials}))
+    betas = {m: tuple(sorted(trial.beta for trial in trials if trial.method == m)) for m in sorted(methods)}
     return FinalLine(shared, tuple(sorted({spec.seed for spec in grid})), epochs, betas, tuple(seeds), tuple(rows))
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ class FinalLine:
     """The final runs of one data set and recipe: which β, and by which sweep.
 
     >>> row = FinalRow("vl", "mean", 0.1)
-    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, (0.01, 0.1), (0,), (row,))
-    >>> line.num_trials, line.beta(("vl", "mean")), line.beta(("map", "mean"))
-    (2, 0.1, None)
+    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, {"vl": (0.01, 0.1)}, (0,), (row,))
+    >>> line.beta(("vl", "mean")), line.beta(("map", "mean"))
+    (0.1, None)
     """
 
     spec: RunSpec
@@ -44,14 +44,10 @@ class FinalLine:
     seeds: tuple[int, ...]
     """of the final runs"""
     sweep_epochs: int
-    sweep_betas: tuple[float, ...]
+    sweep_betas: Mapping[str, tuple[float, ...]]
+    """what each method was tried with"""
     sweep_seeds: tuple[int, ...]
     rows: tuple[FinalRow, ...]
-
-    @property
-    def num_trials(self) -> int:
-        """How many β each row was chosen from."""
-        return len(self.sweep_betas)
 
     def beta(self, key: Key) -> float | None:
         """Return the β of a method and a way of predicting."""
@@ -85,19 +81,32 @@ def shared_spec(spec: RunSpec) -> RunSpec:
 
 
 def record(lines: Sequence[FinalLine], store: Store) -> None:
-    """Keep final lines, each in a file of its own, so that two processes do not write to the same one by accident.
+    """Keep final lines, each in a file of its own; methods that are recorded there already stay.
 
     >>> import tempfile
-    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, (0.1,), (0,), (FinalRow("vl", "mean", 0.1),))
+    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, {"vl": (0.1,)}, (0,), (FinalRow("vl", "mean", 0.1),))
     >>> store = Store(tempfile.mkdtemp())
     >>> record([line], store)
     >>> recorded(store) == [line]
     True
     """
     (store.folder / FINAL).mkdir(parents=True, exist_ok=True)
-    for line in lines:
+    for given in lines:
+        line = _with_other_methods(given, store)
         content = dataclasses.asdict(line) | {"spec": line.spec.stated()}
         replace_file(_path(line, store), (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _with_other_methods(line: FinalLine, store: Store) -> FinalLine:
+    """Add the rows of methods that another call has chosen for, by the same kind of sweep."""
+    if not (path := _path(line, store)).is_file():
+        return line
+    old = _read(path)
+    if (old.seeds, old.sweep_epochs, old.sweep_seeds) != (line.seeds, line.sweep_epochs, line.sweep_seeds):
+        return line
+    rows = [row for row in old.rows if row.method not in line.sweep_betas]
+    in_order = sorted([*rows, *line.rows], key=lambda row: list(NAMES).index((row.method, row.way)))
+    return dataclasses.replace(line, sweep_betas={**old.sweep_betas, **line.sweep_betas}, rows=tuple(in_order))
 
 
 def recorded(store: Store) -> list[FinalLine]:
@@ -116,8 +125,9 @@ def _read(path: Path) -> FinalLine:
         content: dict[str, Any] = json.loads(path.read_text())
         content["spec"] = RunSpec.of(content["spec"])
         content["rows"] = tuple(FinalRow(**row) for row in content["rows"])
-        for name in ("seeds", "sweep_betas", "sweep_seeds"):
+        for name in ("seeds", "sweep_seeds"):
             content[name] = tuple(content[name])
+        content["sweep_betas"] = {method: tuple(betas) for method, betas in content["sweep_betas"].items()}
         return FinalLine(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} cannot be read ({error}); delete it, and --final writes it again") from error

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from varlap.errors import ConfigError, did_you_mean
-from varlap.experiments.spec import RunSpec
+from varlap.experiments.spec import Method, RunSpec
 
 PAPER = "paper"  # the file of the paper's own numbers, which is no experiment
 
@@ -82,8 +82,13 @@ class Experiment:
 def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunSpec, ...]:
     """Return a spec for each point of a grid; one that comes twice is run once.
 
+    β may be a list for all methods, or a table with a list for each.
+
     >>> len(expand({"grid": {"data": ["digits"], "method": ["map", "vl"], "beta": [0.1, 1.0]}}, {"seed": [0, 1]}))
     8
+    >>> grid = {"data": "digits", "method": ["map", "vl"], "beta": {"map": [0.3], "vl": [0.03]}}
+    >>> [(spec.method, spec.beta) for spec in expand({"grid": grid}, {})]
+    [('map', 0.3), ('vl', 0.03)]
     """
     unknown = set(content) - {"title", "common", "grid"}
     if unknown:
@@ -95,11 +100,30 @@ def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunS
                 f"{part} = {content[part]!r} must be a table of settings: [{part}], then NAME = VALUE lines"
             )
     settings = {**content.get("common", {}), **content.get("grid", {}), **changes}
-    axes = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
-    if empty := [name for name, values in axes.items() if not values]:
-        raise ConfigError(f"{empty[0]} = [] leaves nothing to run; give one value at least")
-    points = itertools.product(*axes.values())
-    return tuple(dict.fromkeys(RunSpec.of(dict(zip(axes, point, strict=True))) for point in points))
+    axes = {name: _listed(name, value) for name, value in settings.items()}
+    points = (dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values()))
+    return tuple(dict.fromkeys(RunSpec.of(point) for whole in points for point in _with_own_betas(whole)))
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ConfigError(f"{name} = [] leaves nothing to run; give one value at least")
+    return values
+
+
+def _with_own_betas(point: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the point with each β of its method, where the grid has a table of them."""
+    betas, method = point.get("beta"), point.get("method")
+    if not isinstance(betas, Mapping):
+        return [point]
+    methods = get_args(Method)
+    for name in betas:
+        if name not in methods:
+            raise ConfigError(f"beta has values for {name!r}, which is no method; {did_you_mean(name, methods)}")
+    if method not in betas:
+        raise ConfigError(f"beta has no values for the method {method!r}; add {method} = [...] to [grid.beta]")
+    return [point | {"beta": beta} for beta in _listed(f"beta.{method}", betas[method])]
 
 
 def paper_numbers(what: str) -> dict[str, Any]:

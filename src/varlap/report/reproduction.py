@@ -29,8 +29,8 @@ from varlap.report.tables import Table, markdown_text
 
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
 _TIMES = (
-    "Median over epochs, without validation and without the first, in which a GPU compiles. The paper's hardware is "
-    "another, so compare the ratios."
+    "Median over epochs, without validation and without the first, in which a GPU compiles. Runs that "
+    "shared a device slowed each other. The paper's hardware is another, so compare the ratios."
 )
 
 

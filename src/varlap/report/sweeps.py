@@ -257,11 +257,18 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
 
 
 def _chosen_before(line: FinalLine) -> str:
-    tried = ", ".join(f"{beta:g}" for beta in line.sweep_betas)
+    listed = {method: ", ".join(f"{beta:g}" for beta in betas) for method, betas in line.sweep_betas.items()}
+    if len(set(listed.values())) == 1:
+        tried = next(iter(listed.values()))
+    else:
+        tried = "; ".join(f"{betas} ({method.upper()})" for method, betas in listed.items())
+    counts = {method.upper(): len(betas) for method, betas in line.sweep_betas.items()}
+    same = len(set(counts.values())) == 1
+    trials = f"{next(iter(counts.values()))} trials for every row" if same else f"unequal numbers of trials, {counts}"
     seeds = f"seed{'s' * (len(line.sweep_seeds) > 1)} {', '.join(map(str, line.sweep_seeds))}"
     words = (
         "The β of each row was chosen before, by the NLL of held-out images in a sweep of "
-        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {line.num_trials} trials for every row. Nothing here "
+        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {trials}. Nothing here "
         "was chosen by the test images; the paper's are the best values over its β, as its caption says."
     )
     if not line.borrowed:

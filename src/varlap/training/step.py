@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -237,15 +238,17 @@ class TrainingStep:
     def _compile(self, context: Context) -> Compiled:
         pool = next((replay.pool for replay, _ in self._replays.values()), None)
 
+        step = weakref.proxy(self)  # which owns the replay: network and graphs are to be freed with it, at once
+
         def after(replay: Compiled) -> None:
             for parameter, gradient in replay.gradients.items():
-                self.bnn.get_parameter(parameter).grad = gradient
-            if self._clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), self._clip_norm)
-            with self._skipping(replay.unsound):
-                self.optimizer.step()
-            with self._kept_if(replay.unsound):
-                self.objective.update_variances(self.bnn, beta=replay.beta)
+                step.bnn.get_parameter(parameter).grad = gradient
+            if step._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(step.bnn.parameters(), step._clip_norm)
+            with step._skipping(replay.unsound):
+                step.optimizer.step()
+            with step._kept_if(replay.unsound):
+                step.objective.update_variances(step.bnn, beta=replay.beta)
 
         return Compiled(
             self.objective,
