@@ -1,7 +1,14 @@
 """Settings for all tests: one thread (several are slower and give other bits), repeatable networks."""
 
+import signal
+
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a shell put into the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -22,11 +22,11 @@ class StopRequests:
 
     >>> import signal
     >>> with StopRequests() as stop:
-    ...     signal.raise_signal(signal.SIGINT)
+    ...     signal.raise_signal(signal.SIGTERM)
     ...     print("the step is finished and saved")
     ...     stop.raise_if_requested(step=7, saved=True)
     Traceback (most recent call last):
-    varlap.errors.Interrupted: SIGINT stopped the training; a checkpoint was saved at step 7 and the same command \
+    varlap.errors.Interrupted: SIGTERM stopped the training; a checkpoint was saved at step 7 and the same command \
 carries on from there
     """
 
