@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from made_results import made_sweep
+from made_results import made_result
 from varlap.cli import app
-from varlap.experiments import Store
+from varlap.experiments import Experiment, Store
 from varlap.experiments.final_line import recorded
 from varlap.experiments.ways import NAMES
 
@@ -137,8 +137,8 @@ def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "data" / "cifar10.npz").write_bytes(b"never read")
     monkeypatch.setenv("VARLAP_DATA", str(tmp_path / "data"))
     store = Store(tmp_path / "runs")
-    for result in made_sweep((0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), num_epochs=50):
-        store.put(result)
+    for spec in Experiment.named("table-1", data=["cifar10"]).specs:
+        store.put(made_result(spec.method, spec.beta, num_epochs=50))
     said = json.loads(_run("table-1", "--data", "cifar10", "--epochs", "50", "--out", str(store.folder), "--json"))
-    assert (said["runs"], said["computed"]) == (21, 0)
+    assert (said["runs"], said["computed"]) == (12, 0)
     assert said["sections"][0]["tables"]["Table 2"]["rows"][0]["scores"]["paper_seconds"]["shown"] == "114.9"
