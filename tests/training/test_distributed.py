@@ -77,6 +77,33 @@ def test_two_ranks_have_the_same_parameters_after_twenty_steps(tmp_path: Path):
     _ranks(_train_twenty_steps, tmp_path)
 
 
+def _count_all_reduces(folder: Path) -> None:
+    counts: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def counted(*args: Any, **options: Any) -> Any:
+        counts[-1] += 1
+        return all_reduce(*args, **options)
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        counts.append(0)  # a step begins
+        return x
+
+    dist.all_reduce = counted
+    counts.append(0)
+    varlap.fit(_network(), varlap.VL(40, 0.1), (torch.ones(40, 4), torch.arange(40) % 3), augment=augment, **ONE_EPOCH)
+    dist.all_reduce = all_reduce
+    # Before the steps come the checks of fit; the first step begins the curvature's memory.
+    assert counts[-10:] == [2, *[1] * 9]
+
+
+ONE_EPOCH: dict[str, Any] = {"epochs": 1, "batch_size": 4, "progress": "none"}
+
+
+def test_a_step_is_one_all_reduce(tmp_path: Path):
+    _ranks(_count_all_reduces, tmp_path)
+
+
 def _compare_gradients(folder: Path) -> None:
     x, y = _data(10)
     rank, drawn = dist.get_rank(), []

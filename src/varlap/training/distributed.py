@@ -31,18 +31,24 @@ class World:
         """Which items of a batch are this rank's."""
         return slice(self.rank, None, self.size)
 
-    def total(self, *numbers: float) -> list[float]:
-        """Return the sum of each number over the ranks."""
-        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(sums)
-        return sums.tolist()
+    def summed(
+        self, tensors: Sequence[Tensor], weight: float, numbers: Sequence[float] = ()
+    ) -> tuple[Sequence[Tensor], list[float]]:
+        """Return the sum of each tensor over the ranks, weighted by its rank's weight, and of each number.
+
+        All of it is one all-reduce.
+        """
+        widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        plain = [tensor.detach().to(widest).contiguous() for tensor in tensors]
+        further = torch.tensor(numbers, dtype=widest, device=self.device)
+        flat = torch.cat([_flatten_dense_tensors(plain) * weight, further])
+        dist.all_reduce(flat)
+        split = flat.numel() - len(numbers)
+        return _unflatten_dense_tensors(flat[:split], plain), flat[split:].tolist()
 
     def average(self, tensors: Sequence[Tensor], weight: float) -> None:
         """Replace tensors, in place, by their sum over the ranks, each weighted by its rank's; one all-reduce."""
-        widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-        flat = _flatten_dense_tensors([tensor.detach().to(widest).contiguous() for tensor in tensors]) * weight
-        dist.all_reduce(flat)
-        for tensor, averaged in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
+        for tensor, averaged in zip(tensors, self.summed(tensors, weight)[0], strict=True):
             tensor.detach().copy_(averaged)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:

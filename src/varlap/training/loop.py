@@ -27,7 +27,7 @@ from varlap.training.progress import Progress
 from varlap.training.records import LoggerLike
 from varlap.training.run_folder import RunFolder, newest
 from varlap.training.settings import FitSettings
-from varlap.training.signals import StopRequests
+from varlap.training.signals import TIME_IS_UP, StopRequests
 from varlap.training.source import Arrays, Augmentation, Source
 from varlap.training.state import SUMS, RunState, from_checkpoint, to_tensors
 from varlap.training.step import TrainingStep
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 AT_THE_PRIOR = 0.95  # a weight whose σ is at least so much of its prior's s has learnt nothing
 RUNAWAY = 100.0  # σ/s beyond which the variances have lost their footing
 STEPS_BETWEEN_VALUES = 20
-TIME_IS_UP = 1_000  # as a request to stop: no signal has this number
 VALIDATION_SCORES = ("nll", "accuracy", "ece", "rmse")  # cheap ones, each epoch; those that apply
 
 
@@ -135,10 +134,10 @@ class Loop:
     def _train_epoch(self, epoch: int, first: int, stop: StopRequests) -> None:
         started, state, num_batches = time.perf_counter(), self._state, first
         for x, y, weights in self.source.epoch(epoch, first):
-            self._take(x, y, weights)
+            self._take(x, y, weights, stop)
             num_batches += 1
             last_of_epoch = state.step % self.source.steps_per_epoch == 0
-            if requested := self._stop_requested(stop):
+            if requested := self._own_request(stop) if self.world is None else self._step.request:
                 if last_of_epoch:
                     self._end_epoch(epoch, time.perf_counter() - started)
                 self._save(last=True)
@@ -158,7 +157,7 @@ class Loop:
             )
         self._end_epoch(epoch, time.perf_counter() - started)
 
-    def _take(self, x: Any, y: Any, weights: Tensor | None) -> None:
+    def _take(self, x: Any, y: Any, weights: Tensor | None, stop: StopRequests) -> None:
         bnn, state, number = self.bnn, self._state, self._state.step
         factor = self.settings.lr_factor(number / self._total)
         _set_rates(self.optimizer, [rate * factor for rate in self._rates])
@@ -168,6 +167,8 @@ class Loop:
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         if self.augment is not None and num_items:
             x = self.augment(x, Streams(self.settings.seed, number).generator("augment", bnn.device))
+        if self.world is not None:
+            self._step.request = self._own_request(stop)  # the step tells all ranks
         values = self._step.take(x, y, number=number, weights=weights)
         log_likelihood, curvature, kl, sound = values
         elbo = combine(log_likelihood, curvature, kl, self.objective.beta_at(number))
@@ -273,10 +274,9 @@ class Loop:
                 raise
             log.error("no checkpoint at step %d, the training goes on: %s", self._state.step, error)
 
-    def _stop_requested(self, stop: StopRequests) -> int:
-        """Return the signal that asks for an end, on any rank, or `TIME_IS_UP`, or 0."""
-        requested = stop.requested or (TIME_IS_UP if time.monotonic() >= self._deadline else 0)
-        return requested if self.world is None else int(self.world.largest(requested))
+    def _own_request(self, stop: StopRequests) -> int:
+        """Return the signal that asks this rank for an end, or `TIME_IS_UP`, or 0."""
+        return stop.requested or (TIME_IS_UP if time.monotonic() >= self._deadline else 0)
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:

@@ -10,6 +10,9 @@ from varlap.errors import ConfigError, Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """What clusters send before they end a job, and Ctrl-C."""
+TIME_IS_UP = 1_000
+"""As a request to stop: no signal has this number."""
+REQUESTS = (*map(int, SIGNALS), TIME_IS_UP)
 
 
 @final

@@ -20,6 +20,7 @@ from varlap.posterior.batch import Batch, checked_batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, current_rank
 from varlap.training.distributed import World
+from varlap.training.signals import REQUESTS
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class TrainingStep:
         self._shape: Hashable = None
         self._gradients: dict[str, Tensor] = {}
         self._seen: list[tuple[int, Tensor]] = []
+        self.request = 0
+        """one of `REQUESTS` to stop, if this rank has one; after a step of several ranks, one that any of them had"""
 
     def __call__(self, x: Any, y: Any, *, number: int, weights: Tensor | None = None) -> Tensor:
         """Take step `number` and return log-likelihood, curvature and KL per datum, as one tensor of three."""
@@ -146,34 +149,42 @@ class TrainingStep:
     def _evaluated_by_all(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
         """Evaluate this rank's share and average with the others': values, gradients, running means and statistics.
 
-        An error on one of them is an error on all, so that nobody waits for ever.
+        An error on one of them is an error on all, so that nobody waits for ever. All goes through one all-reduce, but
+        for memories in the step that begins them: a rank that fails there has none.
         """
         if self._world is None:
             return self._evaluated(x, y, weights, number)
         num_items, failure = tree.leading_size(y) or 0, None
         dtype = torch.promote_types(next(self.bnn.parameters()).dtype, torch.float32)
         values = torch.zeros(3, dtype=dtype, device=self.bnn.device)
+        remembers = is_ready(self.objective)  # on all ranks or on none
         if num_items:
             try:
                 values = self._evaluated(x, y, weights, number).to(dtype)
             except Exception as error:
                 failure = error
-        all_items, failures, unsound = self._world.total(
-            num_items, failure is not None, isinstance(failure, NonFiniteError)
-        )
+        for parameter in self._trained():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        shared = [values, *(p.grad for p in self._trained() if p.grad is not None)]
+        shared += [b for b in self.bnn.network.buffers() if b.is_floating_point()]
+        shared += self._memories() if remembers else []
+        flags = [failure is not None, isinstance(failure, NonFiniteError), *(self.request == r for r in REQUESTS)]
+        sums, (all_items, failures, unsound, *requests) = self._world.summed(shared, num_items, [num_items, *flags])
+        self.request = next((request for request, count in zip(REQUESTS, requests, strict=True) if count), 0)
         if failure is not None and (unsound == failures or not isinstance(failure, NonFiniteError)):
             raise failure
         if failures:
             kind = NonFiniteError if unsound == failures else VarlapError
             found = "found NaN or Inf" if unsound == failures else "failed"
             raise kind(f"step {number}: another rank {found}; nothing was changed")
-        for parameter in self._trained():
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        shared = [values, *(p.grad for p in self._trained() if p.grad is not None)]
-        shared += [t for r in self.objective.running_means().values() for t in r.sums.values()]
-        shared += [b for b in self.bnn.network.buffers() if b.is_floating_point()]
-        self._world.average(shared, weight=num_items / all_items)
+        for tensor, total in zip(shared, sums, strict=True):
+            tensor.detach().copy_(total / all_items)
+        if not remembers and (first := self._memories()):
+            self._world.average(first, weight=num_items / all_items)
         return values
+
+    def _memories(self) -> list[Tensor]:
+        return [total for running in self.objective.running_means().values() for total in running.sums.values()]
 
     def _evaluated(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
         """Leave the gradients of a batch, part by part, and return its log-likelihood, curvature and KL."""
