@@ -201,3 +201,9 @@ def test_smooth_network_survives_a_copy_and_a_second_smoothing():
     x = torch.randn(3, 2)
     torch.testing.assert_close(again(x), network(x))
     assert "SmoothLeakyReLU(negative_slope=0.2)" in repr(again)
+
+
+def test_another_activation_may_stand_for_relu():
+    network = smooth(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LeakyReLU()), activation=nn.SiLU)
+    assert isinstance(network[1], nn.SiLU)
+    assert isinstance(network[2], SmoothLeakyReLU)

@@ -22,7 +22,7 @@ from torch import nn
 
 import varlap
 from figures import record
-from varlap.errors import CheckpointError, ConfigError, NetworkError, VarlapError
+from varlap.errors import CheckpointError, ConfigError, NetworkError, VarlapError, VarlapWarning
 from varlap.likelihoods.choose import BUILT_IN
 from varlap.training import checkpoint as module, encoding, model_file
 from varlap.training.checkpoint import (
@@ -740,6 +740,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.filterwarnings("ignore:.* was saved from a network with other modules")  # a name in the file has changed
 @pytest.mark.parametrize("num_trials", [500, pytest.param(10_000, marks=slow)])
 def test_mutated_files_only_ever_raise_our_error(tmp_path, num_trials):
     """Half of them with right hashes, so that what parses foreign bytes is tried, and what builds a model from them."""
@@ -999,6 +1000,16 @@ def test_tied_and_untied_weights_are_told_apart(tmp_path):
     save(trained(lambda: Tied(tied=False), {"output": "logits"}), tmp_path / "untied")
     with pytest.raises(CheckpointError, match=r"second\.weight \(.*a parameter of its own, here .*a buffer, or shared"):
         load(tmp_path / "untied", Tied())
+
+
+def test_an_activation_of_another_kind_is_named(tmp_path):
+    def network(activation):
+        return nn.Sequential(nn.Linear(2, 3), activation, nn.Linear(3, 1))
+
+    save(varlap.BNN(varlap.smooth(network(nn.ReLU())), "gaussian"), tmp_path / "model")
+    with pytest.warns(VarlapWarning, match=r"saved from a network with other modules: 1 was Softplus, here it is ReLU"):
+        load(tmp_path / "model", network(nn.ReLU()))
+    load(tmp_path / "model", network(nn.Softplus()))  # as it was: nothing is said, which the settings of pytest check
 
 
 def test_a_network_that_changes_what_it_loads_is_found_out(tmp_path):

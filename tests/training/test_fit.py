@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,11 +134,22 @@ def test_every_form_of_data_is_taken_and_one_of_them_gives_the_same_bits():
     assert len(varlap.fit(bnn, varlap.VL(90), loader, epochs=2).epochs) == 2
 
 
-def test_a_loader_that_shuffles_by_itself_is_named(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_loader_that_shuffles_by_itself_is_named_where_the_run_could_be_carried_on(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, kept: bool
+):
     data_set = torch.utils.data.TensorDataset(*_blobs())
     loader = torch.utils.data.DataLoader(data_set, batch_size=20, shuffle=True, generator=torch.Generator())
+    out = tmp_path / "run" if kept else None
+    varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), loader, epochs=1, out=out)
+    assert ("the DataLoader shuffles by itself" in caplog.text) == kept
+
+
+@pytest.mark.parametrize(("batch_size", "named"), [(20, True), (90, False)])
+def test_a_loader_that_never_shuffles_is_named(caplog: pytest.LogCaptureFixture, batch_size: int, named: bool):
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*_blobs()), batch_size=batch_size)
     varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), loader, epochs=1)
-    assert "the DataLoader shuffles by itself" in caplog.text
+    assert ("gives its items in the same order in every epoch" in caplog.text) == named
 
 
 def test_epochs_are_needed():

@@ -117,17 +117,24 @@ _SMOOTH_FORMS: dict[type[nn.Module], Callable[..., nn.Module | None]] = {
 _HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name)
 
 
-def smooth(network: nn.Module, call: Callable[[], object] | None = None) -> nn.Module:
+def smooth(
+    network: nn.Module,
+    call: Callable[[], object] | None = None,
+    *,
+    activation: Callable[[], nn.Module] = nn.Softplus,
+) -> nn.Module:
     """Swap the network's kinked activations for smooth ones, in place, and return the network.
 
-    ReLU becomes softplus, LeakyReLU and PReLU their softplus forms (PReLU keeps its parameter), Hardtanh and
-    ReLU6 a scaled tanh, Hardswish SiLU, Hardsigmoid the sigmoid, SELU and ELU a form of CELU. The function
-    relu inside torch's transformer layers becomes softplus. The weights stay, but what they compute changes:
-    train, or train on, afterwards. What cannot be swapped is left alone and named in a warning.
+    ReLU becomes softplus, the paper's choice, or another `activation`; LeakyReLU and PReLU their softplus forms (PReLU
+    keeps its parameter), Hardtanh and ReLU6 a scaled tanh, Hardswish SiLU, Hardsigmoid the sigmoid, SELU and ELU a form
+    of CELU. The function relu inside torch's transformer layers becomes softplus. The weights stay, but what they
+    compute changes: train, or train on, afterwards. What cannot be swapped is left alone and named in a warning.
 
     Args:
         network: any module. If it is itself an activation, the module returned is a new one.
         call: runs a forward pass; with it, the warning names function calls such as `F.relu(x)` too.
+        activation: makes what stands for ReLU. Softplus is never 0 on average, and a network without normalisation may
+            train worse with it; `nn.SiLU` and `nn.GELU` are closer to ReLU.
 
     >>> smooth(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     Sequential(
@@ -136,7 +143,7 @@ def smooth(network: nn.Module, call: Callable[[], object] | None = None) -> nn.M
     )
     """
     # Modules used in several places are swapped for one module in all of them.
-    swapped = {id(old): new for old in network.modules() if (new := _smooth_form(old)) is not None}
+    swapped = {id(old): new for old in network.modules() if (new := _smooth_form(old, activation)) is not None}
     for path, old in list(network.named_modules(remove_duplicate=False)):
         if path and id(old) in swapped:
             parent, _, name = path.rpartition(".")
@@ -153,7 +160,7 @@ def smooth(network: nn.Module, call: Callable[[], object] | None = None) -> nn.M
     return network
 
 
-def _smooth_form(old: nn.Module) -> nn.Module | None:
+def _smooth_form(old: nn.Module, activation: Callable[[], nn.Module]) -> nn.Module | None:
     # A subclass is swapped only where it computes what its parent does; a parametrised PReLU has no parameter
     # of its own to hand on.
     base = next((kind for kind in type(old).__mro__ if kind in _SMOOTH_FORMS), None)
@@ -161,7 +168,7 @@ def _smooth_form(old: nn.Module) -> nn.Module | None:
         return None
     if isinstance(old, nn.PReLU) and not isinstance(old.weight, nn.Parameter):
         return None
-    new = _SMOOTH_FORMS[base](old)
+    new = activation() if base is nn.ReLU else _SMOOTH_FORMS[base](old)
     if new is not None:
         new.training = old.training
         for name in _HOOKS:  # the same dictionaries, so that the handles of hooks still remove them

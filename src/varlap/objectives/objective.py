@@ -14,6 +14,7 @@ from torch import Tensor
 from varlap import tree
 from varlap.curvature.protocol import gradients
 from varlap.errors import ConfigError, NetworkError
+from varlap.objectives.mistakes import VarianceWatch, warn_about_probabilities
 from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
@@ -113,6 +114,7 @@ class Objective(ABC):
         self.gradient_scale = 1.0
         """keeps half-precision gradients from underflow; it does not change what they are"""
         self._automatic: Automatic | None = None
+        self._watch = VarianceWatch()
 
     @final
     def __call__(
@@ -143,6 +145,7 @@ class Objective(ABC):
         streams = Streams(self.seed, at, micro_batch, current_rank())
         context = Context(bnn, batch, streams, self.beta_at(at), self.num_data, with_grad, self.gradient_scale)
         self.inspect(context)
+        warn_about_probabilities(bnn, batch)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
             _check_evaluation(evaluation, at)  # where it is not finite, the graph has changed nothing
@@ -151,6 +154,8 @@ class Objective(ABC):
                 evaluation = self.value_and_gradients(context)
                 _check_evaluation(evaluation, at)
         if with_grad:
+            if self._trains_variances():
+                self._watch.see(bnn, type(self).__name__)
             write(evaluation.updates)
             self.num_calls += step is None
             self.last_step = at
@@ -247,6 +252,10 @@ class Objective(ABC):
 
             self._automatic = Automatic(0 if self.compiled is True else CALLS_BEFORE_COMPILING)
         return self._automatic.evaluation(self, context)
+
+    def _trains_variances(self) -> bool:
+        """Whether log σ gets gradients, for an optimizer to follow."""
+        return self.uses_variances
 
     def _kl_sum(self, bnn: BNN) -> Tensor:
         if self.uses_variances:

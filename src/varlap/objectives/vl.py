@@ -15,12 +15,12 @@ from varlap.errors import ConfigError, VarlapWarning
 from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.map import mean_data_term
+from varlap.objectives.mistakes import CALLS_WITHOUT_UPDATE
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective
 from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
 Variances = Literal["learnt", "closed-form"]
-CALLS_WITHOUT_UPDATE = 100  # more than the parts of an accumulated step
 
 
 class VL(Objective):
@@ -158,6 +158,9 @@ class VL(Objective):
         if self.variances == "learnt":
             return []
         return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])]
+
+    def _trains_variances(self) -> bool:
+        return self.variances == "learnt"
 
     def running_means(self) -> dict[str, RunningMean]:
         """Return the running Fisher of the closed form, and what `Fisher(memory=...)` remembers."""

@@ -97,6 +97,7 @@ def fit(
         num_workers=chosen.num_workers,
         share=share,
         weights=None if weights is None else torch.as_tensor(weights).to(next(bnn.network.parameters()).dtype),
+        resumable=out is not None,
     )
     _check_data(bnn, objective, source, world, chosen, augment)
     if isinstance(progress, str):

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlap.errors import CheckpointError, ConfigError, NetworkError
+from varlap.errors import CheckpointError, ConfigError, NetworkError, VarlapWarning
 from varlap.likelihoods import Categorical, Gaussian, Likelihood, choose_likelihood
 from varlap.likelihoods.choose import BUILT_IN
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior
@@ -127,7 +128,23 @@ def load(
             "version of varlap"
         ) from error
     _put(path, bnn, tensors)
+    _warn_about_other_modules(path, description.get("modules", {}), _modules(network))
     return bnn
+
+
+def _warn_about_other_modules(path: Path, saved: Any, own: Mapping[str, str]) -> None:
+    """Name modules that are of another kind here: activations have no weights that could tell."""
+    if not isinstance(saved, dict):
+        return
+    others = {name: saved[name] for name in own if saved.get(name, own[name]) != own[name]}
+    different = [f"{name or 'the network'} was {kind}, here it is {own[name]}" for name, kind in others.items()]
+    if different:
+        warnings.warn(
+            f"{path} was saved from a network with other modules: {_few(different)}; build it as the saved one was, "
+            "with varlap.smooth if that was used",
+            VarlapWarning,
+            stacklevel=3,
+        )
 
 
 def beside(file: Path) -> Path:
@@ -251,7 +268,13 @@ def describe(bnn: BNN) -> dict[str, Any]:
         "output": describe_output(bnn._output),
         "bayesian": list(bnn.log_sigma),
         "others": [name for name, _ in bnn.network.named_parameters() if name not in bnn.log_sigma],
+        "modules": _modules(bnn.network),
     }
+
+
+def _modules(network: nn.Module) -> dict[str, str]:
+    """Say what the network's innermost modules are, by name."""
+    return {name: type(module).__name__ for name, module in network.named_modules() if not any(module.children())}
 
 
 def describe_likelihood(likelihood: Likelihood) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors, count_items
@@ -52,6 +59,7 @@ def as_source(
     num_workers: int = 0,
     share: slice = slice(None),
     weights: Tensor | None = None,
+    resumable: bool = False,
 ) -> Source:
     """Choose how to read training data.
 
@@ -63,6 +71,7 @@ def as_source(
         num_workers: processes that read a Dataset.
         share: which items of each batch this rank takes.
         weights: one for each item of a tuple (x, y).
+        resumable: whether the run is kept, so that its order should be one that can be repeated.
 
     >>> source = as_source((torch.zeros(5, 2), torch.arange(5)), batch_size=2, seed=0, device=torch.device("cpu"))
     >>> source.steps_per_epoch, [len(y) for _, y, _ in source.epoch(0, first=1)]
@@ -79,7 +88,7 @@ def as_source(
     if isinstance(train, Dataset):
         count_items(train)  # refuses what has no length
         return _Items(train, batch_size, seed, num_workers, share)
-    return _Loader(train, share)
+    return _Loader(train, share, resumable)
 
 
 def _checked_weights(weights: Tensor | None, y: Any) -> Tensor | None:
@@ -174,7 +183,7 @@ class _Items:
 class _Loader:
     """A loader, or any other list of batches, as it is."""
 
-    def __init__(self, loader: Any, share: slice) -> None:
+    def __init__(self, loader: Any, share: slice, resumable: bool) -> None:
         self._batches = as_batches(loader, 1)
         self.num_items = count_items(loader)
         self.batch_size: int | None = getattr(loader, "batch_size", None)
@@ -189,9 +198,15 @@ class _Loader:
                 raise ConfigError(
                     "the DataLoader shuffles by itself, on every rank in another order; give fit its Dataset instead"
                 )
+            if resumable:
+                log.warning(
+                    "the DataLoader shuffles by itself, so a run that was stopped cannot be carried on exactly: give "
+                    "fit its Dataset instead, which fit shuffles by its own seed"
+                )
+        elif isinstance(sampler, SequentialSampler) and self.steps_per_epoch > 1:
             log.warning(
-                "the DataLoader shuffles by itself, so a run that was stopped cannot be carried on exactly: give fit "
-                "its Dataset instead, which fit shuffles by its own seed"
+                "the DataLoader gives its items in the same order in every epoch; sorted ones train badly: use "
+                "DataLoader(..., shuffle=True), or give fit the Dataset"
             )
 
     def describe(self) -> dict[str, Any]:

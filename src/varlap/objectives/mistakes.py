@@ -1,0 +1,79 @@
+"""Warnings about what runs without an error and learns little: probabilities for logits, variances left alone."""
+
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varlap.errors import VarlapWarning
+from varlap.likelihoods import Bernoulli, Categorical
+from varlap.posterior.batch import Batch
+from varlap.posterior.bnn import BNN
+
+CALLS_WITHOUT_UPDATE = 100  # more than the parts of an accumulated step
+SUMS_TO_ONE = 1e-2  # bfloat16 rounds
+
+_looked_at: "weakref.WeakSet[BNN]" = weakref.WeakSet()
+
+
+def warn_about_probabilities(bnn: BNN, batch: Batch) -> None:
+    """Look once at a network's outputs: the built-in likelihoods of labels take logits."""
+    if bnn in _looked_at:
+        return
+    if isinstance(bnn.likelihood, Categorical | Bernoulli):
+        with torch.no_grad(), bnn.evaluating():
+            found = _ending(bnn, bnn.outputs(batch.x))
+        if found is not None:
+            warnings.warn(
+                f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "
+                "through a softmax or a sigmoid twice: let the network end without one",
+                VarlapWarning,
+                stacklevel=4,
+            )
+    _looked_at.add(bnn)  # only now: a batch that does not fit must not swallow the warning
+
+
+def _ending(bnn: BNN, outputs: Any) -> str | None:
+    """Say by what the outputs are seen to be probabilities."""
+    if not isinstance(outputs, Tensor) or outputs.ndim == 0 or not bool(((outputs >= 0) & (outputs <= 1)).all()):
+        return None
+    if isinstance(bnn.likelihood, Categorical):
+        wide = outputs.ndim > 1 and outputs.shape[1] > 1
+        sums = outputs.float().sum(1) if wide else None
+        return None if sums is None or bool(((sums - 1).abs() > SUMS_TO_ONE).any()) else "they add up to 1"
+    # Logits may all lie between 0 and 1 by chance, so here the last module has to be one.
+    last = list(bnn.network.modules())[-1]
+    return "a Sigmoid is the last module" if isinstance(last, nn.Sigmoid) else None
+
+
+class VarianceWatch:
+    """Warns once if log σ stands still, call after call, though the objective gives it gradients."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._at_first: Tensor | None = None
+
+    def see(self, bnn: BNN, what: str) -> None:
+        """Count a call."""
+        if self._num_calls > CALLS_WITHOUT_UPDATE:
+            return
+        log_sigma = min(bnn.log_sigma.values(), key=Tensor.numel)
+        if self._num_calls == 0:
+            self._at_first = log_sigma.detach().clone()
+        self._num_calls += 1
+        if self._num_calls > CALLS_WITHOUT_UPDATE:
+            first, self._at_first = self._at_first, None
+            if log_sigma.requires_grad and first is not None and _equal(first, log_sigma):
+                warnings.warn(
+                    f"log σ has not changed in {CALLS_WITHOUT_UPDATE} calls of {what}, so the variances are those of "
+                    "the start: give the optimizer bnn.parameter_groups(lr) instead of the network's parameters, or "
+                    "use varlap.adam(bnn, lr)",
+                    VarlapWarning,
+                    stacklevel=4,
+                )
+
+
+def _equal(first: Tensor, now: Tensor) -> bool:
+    return first.shape == now.shape and bool((first.to(now) == now).all())

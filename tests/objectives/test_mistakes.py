@@ -1,0 +1,100 @@
+"""What runs without an error and learns little is told of, once, and nothing else is."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import varlap
+from varlap.errors import VarlapWarning
+
+X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+OBJECTIVES = [lambda: varlap.VL(100), lambda: varlap.MAP(100), lambda: varlap.VI(100)]
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).softmax(-1)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("network", [lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), Functional])
+def test_a_network_that_ends_in_a_softmax_is_named_once(network: Any, objective: Any):
+    bnn = varlap.BNN(network())
+    with pytest.warns(VarlapWarning, match=r"outputs are probabilities \(they add up to 1\), and the likelihood takes"):
+        objective()(bnn, X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective()(bnn, X, Y)
+
+
+def test_a_network_that_ends_in_a_sigmoid_is_named():
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), "bernoulli")
+    with pytest.warns(VarlapWarning, match="a Sigmoid is the last module"):
+        varlap.VL(100)(bnn, X, (Y > 1).float()[:, None])
+
+
+def test_fit_names_it_too():
+    with pytest.warns(VarlapWarning, match="outputs are probabilities"):
+        varlap.fit(varlap.BNN(Functional()), varlap.VL(8), (X, Y), epochs=1, progress="none")
+
+
+@pytest.mark.parametrize(
+    ("network", "likelihood", "y"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), "categorical", Y),  # as good as logits
+        (nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()), "gaussian", torch.rand(8, 3)),  # outputs between 0 and 1
+        (nn.Linear(4, 1), "bernoulli", (Y > 1).float()[:, None]),
+    ],
+)
+def test_others_are_left_in_peace(network: nn.Module, likelihood: str, y: torch.Tensor):
+    if likelihood == "bernoulli":
+        nn.init.zeros_(network.weight)  # logits that all lie between 0 and 1
+        nn.init.constant_(network.bias, 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        varlap.VL(100)(varlap.BNN(network, likelihood), X, y)
+
+
+@pytest.mark.parametrize("objective", [lambda: varlap.VL(100), lambda: varlap.VI(100)])
+def test_variances_that_no_optimizer_has_are_named(objective: Any):
+    bnn, loss = varlap.BNN(nn.Linear(4, 3)), objective()
+    optimizer = torch.optim.Adam(bnn.network.parameters(), lr=1e-3)
+
+    def train(num_steps: int) -> None:
+        for _ in range(num_steps):
+            loss(bnn, X, Y).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(100)
+    with pytest.warns(VarlapWarning, match="log σ has not changed in 100 calls of V[LI]"):
+        train(1)
+    train(120)  # it is said once
+
+
+@pytest.mark.parametrize(
+    ("objective", "train"),
+    [
+        (lambda: varlap.VL(100), True),
+        (lambda: varlap.MAP(100), False),  # which has none
+        (lambda: varlap.VL(100, variances="closed-form", beta_warmup_steps=0), False),
+    ],
+)
+def test_variances_that_move_or_have_no_gradient_are_not(objective: Any, train: bool):
+    bnn, loss = varlap.BNN(nn.Linear(4, 3)), objective()
+    parameters = bnn.parameter_groups(1e-3) if train else bnn.network.parameters()
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(120):
+            loss(bnn, X, Y).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.update_variances(bnn)
