@@ -98,7 +98,7 @@ class Objective(ABC):
                 f"read off a batch; for example {name}(num_data=len(train_set))"
             )
         if isinstance(num_data, bool) or not isinstance(num_data, Real) or num_data < 1 or num_data % 1 != 0:
-            raise ConfigError(f"{name}(num_data={num_data}) must be a whole number of items, at least 1")
+            raise ConfigError(f"{name}(num_data={num_data!r}) must be a whole number of items, at least 1")
         if not isinstance(beta, Real) or not (beta >= 0 and math.isfinite(beta)):
             raise ConfigError(f"{name}(beta={beta}) must be finite and not negative; 1 is Bayes, less is tempered")
         if beta_warmup_steps < 0:
