@@ -88,6 +88,11 @@ def test_a_run_that_diverged_is_a_trial_that_is_never_chosen():
     assert choose([_diverged("vl", 0.01), _diverged("vl", 0.1)], "mean") is None
 
 
+def test_where_all_compared_runs_diverged_nothing_is_chosen_whatever_other_seeds_did():
+    unshared = _scored(1.0, 1, 0.3)
+    assert choose([_diverged("vl", 0.1), _diverged("vl", 1.0), unshared], "mean") is None
+
+
 def test_without_held_out_images_nothing_is_chosen():
     assert choose([made_result("vl", 0.1, validation=0.0)], "mean") is None
     assert choose([made_result("vl", 0.1)], "sampled") is None

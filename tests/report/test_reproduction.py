@@ -126,6 +126,19 @@ def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path)
     assert [run["failure"] for run in content["sections"][0]["runs"]] == [None] * 11 + ["the loss is NaN"]
 
 
+def test_a_method_whose_shared_seed_diverged_at_every_beta_has_no_row():
+    bad = [
+        dataclasses.replace(made_result("vl", beta), test={}, validation={}, history=(), failure="the loss is NaN")
+        for beta in (0.1, 1.0)
+    ]
+    (sweep,) = sweeps([*bad, made_result("vl", 1.0, seed=1), made_result("map", 0.1)])
+    table = table_1(sweep)
+    assert table is not None
+    assert [row.name for row in table.rows] == ["MAP"]
+    (sweep,) = sweeps([*bad, made_result("vl", 1.0, seed=1)])
+    assert table_1(sweep) is None
+
+
 def test_a_store_in_which_all_has_diverged_has_a_page(tmp_path: Path):
     made = made_result("vl", 1.0)
     Store(tmp_path).put(dataclasses.replace(made, test={}, validation={}, history=(), failure="the loss is NaN"))

@@ -35,10 +35,11 @@ class Choice:
 
 
 def choose(results: Iterable[Result], way: Way) -> Choice | None:
-    """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all runs diverged.
+    """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all diverged.
 
     The NLL is averaged over the seeds that all β have, since a seed can be a lucky one; where they share none, over the
-    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen.
+    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen; where all
+    that are compared diverged, nothing is chosen, whatever other seeds did.
 
     >>> def result(beta, held_out, test):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": test}}, {"mean": {"nll": held_out}}, {}, 1.0)
@@ -52,13 +53,16 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
             by_beta.setdefault(result.spec.beta, []).append(result)
     seeds = _shared_seeds(list(by_beta.values()))
     trials = [runs for runs in by_beta.values() if seeds <= {run.spec.seed for run in runs}]
-    if all(run.failure is not None for runs in trials for run in runs):
+
+    def compared(runs: Sequence[Result]) -> list[Result]:
+        return [run for run in runs if run.spec.seed in seeds]
+
+    if all(run.failure is not None for runs in trials for run in compared(runs)):
         return None
 
     def order(part: Literal["validation", "test"], runs: Sequence[Result]) -> tuple[float, int]:
-        compared = [run for run in runs if run.spec.seed in seeds]
-        nll = statistics.fmean(run.nll(part, way) for run in compared)
-        return nll, sum(run.failure is not None for run in compared)
+        nll = statistics.fmean(run.nll(part, way) for run in compared(runs))
+        return nll, sum(run.failure is not None for run in compared(runs))
 
     best = {part: min(trials, key=lambda runs, part=part: order(part, runs)) for part in ("validation", "test")}
     return Choice(tuple(best["validation"]), tuple(best["test"]), len(trials))
