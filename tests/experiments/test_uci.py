@@ -24,9 +24,9 @@ from varlap.experiments.uci import (
 )
 from varlap.experiments.uci.run import choose_betas, compute, laplace_way
 from varlap.experiments.uci.spec import TRAINED
-from varlap.experiments.uci.store import _locked
 from varlap.experiments.uci.summary import T_QUANTILES, Estimate, TableSummary, summarise
 from varlap.experiments.uci.task import TableTask
+from varlap.files import alone
 from varlap.likelihoods import Gaussian
 from varlap.posterior import BNN
 
@@ -406,7 +406,7 @@ def test_two_processes_lose_nothing_of_each_other(tmp_path):
 def test_a_result_waits_for_the_one_that_is_being_written(tmp_path):
     pytest.importorskip("fcntl")
     kept = TableResult(quick_run(), {"mean": {"rmse": 0.5}}, 1.0)
-    with _locked(tmp_path):
+    with alone(tmp_path / ".lock"):
         thread = threading.Thread(target=TableStore(tmp_path).put, args=(kept,))
         thread.start()
         thread.join(0.3)
