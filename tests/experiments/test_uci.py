@@ -12,6 +12,7 @@ from uci_tables import NUM_SPLITS, write_uci
 from varlap.data import UCI_SETS, Split, TableData, load_uci
 from varlap.errors import CheckpointError, ConfigError, DataError
 from varlap.experiments.uci import (
+    AllDivergedError,
     TableRecipe,
     TableResult,
     TableRun,
@@ -24,7 +25,7 @@ from varlap.experiments.uci import (
 )
 from varlap.experiments.uci.run import choose_betas, compute, laplace_way
 from varlap.experiments.uci.spec import TRAINED
-from varlap.experiments.uci.summary import T_QUANTILES, Estimate, TableSummary, summarise
+from varlap.experiments.uci.summary import T_QUANTILES, Estimate, TableSummary, all_diverged, summarise
 from varlap.experiments.uci.task import TableTask
 from varlap.files import alone
 from varlap.likelihoods import Gaussian
@@ -290,6 +291,49 @@ def test_all_that_a_store_holds_is_summarised_whatever_was_asked_for_last(tmp_pa
     UCIExperiment.of(tmp_path / "out", ["yacht"], 1, tmp_path, epochs=1).run()
     found = summarise(UCIExperiment.stored(tmp_path / "out"))
     assert [(one.name, one.num_done) for one in found] == [("wine", 1), ("yacht", 2), ("yacht, 1 epoch", 1)]
+
+
+def test_runs_of_other_settings_are_summarised_as_rows_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(spec_module, "_shipped", lambda: SHIPPED)
+    write_uci(tmp_path)
+    changes = [
+        {},
+        {"lr": 0.005},
+        {"betas": [0.1, 1.0]},
+        {"hidden": 3, "seed": 1},
+        {"batch_size": 16, "activation": "softplus", "validation": 0.3, "tuning_splits": 2},
+    ]
+    for change in changes:
+        UCIExperiment.of(tmp_path / "out", ["yacht"], 1, tmp_path, **change).run()
+    stored = UCIExperiment.stored(tmp_path / "out")
+    assert set(stored.recipes) == {TableRecipe.named("yacht", **change) for change in changes}
+    assert [one.name for one in summarise(stored)] == [
+        "yacht",
+        "yacht, betas 0.1 1",
+        "yacht, lr 0.005",
+        "yacht, hidden 3, seed 1",
+        "yacht, batch size 16, activation softplus, validation 0.3, tuning splits 2",
+    ]
+    for change in changes:
+        (own,) = summarise(UCIExperiment.of(tmp_path / "out", ["yacht"], 1, **change))
+        assert own in summarise(stored)
+
+
+def test_a_table_on_which_all_diverged_holds_no_other_up_and_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(spec_module, "_shipped", lambda: SHIPPED)
+    for name in ("wine-quality-red", "yacht"):
+        write_uci(tmp_path, name)
+
+    def diverging(table, run):
+        return TableResult(run, {}, 1.0, failure="NaN") if run.data == "yacht" else compute(table, run)
+
+    monkeypatch.setattr(run_module, "compute", diverging)
+    with pytest.raises(AllDivergedError, match="yacht, map: the training diverged for every β"):
+        UCIExperiment.of(tmp_path / "out", ["wine", "yacht"], 2, tmp_path).run()
+    for experiment in (UCIExperiment.of(tmp_path / "out", ["wine", "yacht"]), UCIExperiment.stored(tmp_path / "out")):
+        assert [(one.name, one.num_done) for one in summarise(experiment)] == [("wine", 2)]
+        (words,) = all_diverged(experiment)
+        assert words.startswith("yacht, map: the training diverged for every β")
 
 
 def test_no_split_at_all_is_refused(tmp_path):
