@@ -71,7 +71,7 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
 def _line(rows: dict[tuple, float], sweep_epochs: int = 50) -> FinalLine:
     chosen = tuple(FinalRow(*key, beta, own=key[1] != "linearised") for key, beta in rows.items())
     spec = RunSpec("cifar10", "vl", 1.0, epochs=4)
-    return FinalLine(spec, (0, 1), sweep_epochs, sweep_betas={"vl": (0.01, 0.1)}, sweep_seeds=(0,), rows=chosen)
+    return FinalLine(spec, {"vl": (0, 1)}, {"vl": sweep_epochs}, {"vl": (0.01, 0.1)}, {"vl": (0,)}, rows=chosen)
 
 
 def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
@@ -90,6 +90,27 @@ def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
     words = how_beta_was_chosen(sweep)
     assert "chosen before, by the NLL of held-out images in a sweep of 50 epochs over 0.01, 0.1 with seed 0: 2" in words
     assert "has not scored ‘VL, linearised’: the β there is that of the method's mean network" in words
+
+
+def test_rows_that_several_sweeps_have_chosen_have_their_own_seeds_and_name_their_own_sweep():
+    of_vl = _line({("vl", "mean"): 0.1})
+    line = dataclasses.replace(
+        of_vl,
+        seeds={**of_vl.seeds, "map": (0, 1, 2)},
+        sweep_epochs={"vl": 50, "map": 20},
+        sweep_betas={**of_vl.sweep_betas, "map": (0.1, 1.0)},
+        sweep_seeds={**of_vl.sweep_seeds, "map": (0, 1)},
+        rows=(*of_vl.rows, FinalRow("map", "mean", 0.1)),
+    )
+    runs = [made_result(method, 0.1, seed=seed) for method in ("vl", "map") for seed in range(3)]
+    (sweep,) = sweeps(runs, [line])
+    table = table_1(sweep)
+    assert table is not None
+    assert [(row.name, row.num_runs) for row in table.rows] == [("VL", 2), ("MAP", 3)]
+    assert (
+        "by the NLL of held-out images in a sweep of 50 epochs over 0.01, 0.1 with seed 0 (VL); a sweep of 20 epochs "
+        "over 0.1, 1 with seeds 0, 1 (MAP): 2 trials for every row. Nothing here"
+    ) in how_beta_was_chosen(sweep)
 
 
 def test_a_final_line_of_another_length_says_nothing_about_a_sweep():

@@ -109,7 +109,8 @@ def final_runs(specs: Sequence[RunSpec], store: Store) -> Final:
         betas = {(row.method, row.beta) for row in line.rows}
         final += [spec for spec in grid if (spec.method, spec.beta) in betas]
         told = [f"{row.method} ({row.way}) β = {row.beta:g}" for row in line.rows if row.own]
-        words.append(f"{shared.data}: the sweep of {line.sweep_epochs} epochs chooses {', '.join(told)}")
+        epochs = max(line.sweep_epochs.values())  # one sweep for all of them
+        words.append(f"{shared.data}: the sweep of {epochs} epochs chooses {', '.join(told)}")
         if line.borrowed:
             words[-1] += f"; it has not scored {', '.join(line.borrowed)}, with the β of the mean"
         lines.append(line)
@@ -141,8 +142,16 @@ def _line(
             rows.append(FinalRow(*key, own.beta))
         else:
             rows.append(FinalRow(*key, mean.beta, own=False))
-    betas = {m: tuple(sorted(trial.beta for trial in trials if trial.method == m)) for m in sorted(methods)}
-    return FinalLine(shared, tuple(sorted({spec.seed for spec in grid})), epochs, betas, tuple(seeds), tuple(rows))
+    in_order = sorted(methods)
+    of_all: dict[str, int] = dict.fromkeys(in_order, epochs)
+    return FinalLine(
+        shared,
+        seeds={m: tuple(sorted({spec.seed for spec in grid if spec.method == m})) for m in in_order},
+        sweep_epochs=of_all,
+        sweep_betas={m: tuple(sorted(trial.beta for trial in trials if trial.method == m)) for m in in_order},
+        sweep_seeds=dict.fromkeys(in_order, tuple(seeds)),
+        rows=tuple(rows),
+    )
 
 
 def _not_finished(
