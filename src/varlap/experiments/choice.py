@@ -127,7 +127,7 @@ def _line(
     finished = set.intersection(*(set(done.get(trial, {})) for trial in trials))
     if not finished:
         raise ConfigError(_not_finished(list(trials), done, store))
-    epochs = max(finished)[0]
+    epochs: int = max(finished)[0]
     seeds = sorted(seed for length, seed in finished if length == epochs)
     rows = []
     methods = {spec.method for spec in grid}
@@ -143,11 +143,10 @@ def _line(
         else:
             rows.append(FinalRow(*key, mean.beta, own=False))
     in_order = sorted(methods)
-    of_all: dict[str, int] = dict.fromkeys(in_order, epochs)
     return FinalLine(
         shared,
         seeds={m: tuple(sorted({spec.seed for spec in grid if spec.method == m})) for m in in_order},
-        sweep_epochs=of_all,
+        sweep_epochs=dict.fromkeys(in_order, epochs),
         sweep_betas={m: tuple(sorted(trial.beta for trial in trials if trial.method == m)) for m in in_order},
         sweep_seeds=dict.fromkeys(in_order, tuple(seeds)),
         rows=tuple(rows),
