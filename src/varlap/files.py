@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from varlap.errors import ConfigError
+
 try:
     import fcntl
 except ImportError:  # there is none on Windows
@@ -59,6 +61,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def locked(path: Path) -> BinaryIO | None:
     """Open a file that one holder at a time has, until it is closed or its process ends; None if another has it.
 
+    There are no such locks on Windows, where every caller gets the file.
+
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), ".lock")
     >>> mine = locked(path)
@@ -69,13 +73,43 @@ def locked(path: Path) -> BinaryIO | None:
     False
     """
     file = path.open("wb")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return None
+    try:
+        _flock(file, path, wait=False)
+    except BlockingIOError:
+        file.close()
+        return None
     return file
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for this file, which stays there empty; on Windows do not.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), ".lock")
+    >>> with alone(path):
+    ...     locked(path) is None
+    True
+    """
+    with path.open("wb") as file:
+        _flock(file, path, wait=True)
+        yield
+
+
+def _flock(file: BinaryIO, path: Path, wait: bool) -> None:
+    """Take the lock, which closing the file or the end of the process gives back; BlockingIOError if another has it."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"files in {path.parent} cannot be locked ({error.strerror or error}), which keeps two processes from "
+            "writing there at once; choose a folder on another file system, such as a local disk"
+        ) from error
 
 
 def finite(value: Any, digits: int | None = None) -> Any:

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from uci_tables import write_uci
 from varlap.cli import app
 from varlap.errors import Interrupted
+from varlap.experiments.uci import TableResult
+from varlap.experiments.uci.run import compute
 
 
 @pytest.fixture
@@ -24,7 +26,8 @@ def test_json_is_one_object_and_the_results_are_kept(call, tmp_path):
     content = json.loads(first.stdout)
     assert content["complete"]
     assert set(content["tables"][0]["log_likelihood"]) >= {"MAP", "Laplace", "VI", "VL", "VL, linearised"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"yacht.json", "report.md", "report.json"}
+    kept = {path.name for path in (tmp_path / "out").glob("[!.]*")}
+    assert kept == {"yacht.json", "report.md", "report.json"}
     kept = (tmp_path / "out" / "yacht.json").read_bytes()
     again = call()
     assert again.exit_code == 0
@@ -56,6 +59,27 @@ def test_the_page_shows_all_that_the_folder_holds_and_the_answer_what_was_asked_
     assert "| yacht, 1 epoch | 1 of 20 |" in page
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [table["data"] for table in stored["tables"]] == ["wine, 1 epoch", "yacht, 1 epoch"]
+
+
+def test_a_table_on_which_all_diverged_is_named_beside_the_report_of_the_others(call, tmp_path, monkeypatch):
+    write_uci(tmp_path, "wine-quality-red")
+
+    def diverging(table, run):
+        return TableResult(run, {}, 1.0, failure="NaN") if run.data == "yacht" else compute(table, run)
+
+    monkeypatch.setattr("varlap.experiments.uci.run.compute", diverging)
+    found = call("--data", "wine", "--json")
+    assert found.exit_code == 1
+    words = "yacht, map: the training diverged for every β at the learning rate 0.02; try a smaller one: "
+    assert found.stderr.startswith(f"varlap: {words}")
+    content = json.loads(found.stdout)
+    assert not content["complete"]
+    assert [table["data"] for table in content["tables"]] == ["wine, 1 epoch"]
+    assert content["left_out"][0].startswith(words)
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| wine, 1 epoch | 1 of 20 |" in page
+    assert f"Left out:\n\n- {words}" in page
+    assert "wine, 1 epoch" in call("--data", "wine", "--quiet").stdout
 
 
 def test_mistakes_are_one_line_with_status_2(call):

@@ -1,14 +1,17 @@
 """β is chosen by held-out images and never by test images, and every method has had the same trials."""
 
+import contextlib
 import dataclasses
+import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
 
 from made_results import BEST, made_result, made_sweep
 from varlap.errors import ConfigError, DataError
-from varlap.experiments import RunSpec, Store
+from varlap.experiments import RunSpec, Store, final_line
 from varlap.experiments.choice import choose, final_runs
 from varlap.experiments.final_line import record, recorded
 from varlap.experiments.ways import NAMES
@@ -88,6 +91,11 @@ def test_a_run_that_diverged_is_a_trial_that_is_never_chosen():
     assert choose([_diverged("vl", 0.01), _diverged("vl", 0.1)], "mean") is None
 
 
+def test_where_all_compared_runs_diverged_nothing_is_chosen_whatever_other_seeds_did():
+    unshared = _scored(1.0, 1, 0.3)
+    assert choose([_diverged("vl", 0.1), _diverged("vl", 1.0), unshared], "mean") is None
+
+
 def test_without_held_out_images_nothing_is_chosen():
     assert choose([made_result("vl", 0.1, validation=0.0)], "mean") is None
     assert choose([made_result("vl", 0.1)], "sampled") is None
@@ -124,7 +132,9 @@ def test_every_way_of_predicting_has_a_beta_of_its_own(tmp_path: Path):
     assert [(row.method, row.way) for row in line.rows] == list(NAMES)
     assert all(row.own for row in line.rows)
     assert sorted(spec.beta for spec in final.specs if spec.method == "map") == [0.01, 0.03]
-    assert (line.sweep_epochs, line.sweep_seeds, line.seeds) == (50, (0,), (0,))
+    methods = ("map", "vi", "vl")
+    assert line.sweep_epochs == dict.fromkeys(methods, 50)
+    assert line.sweep_seeds == line.seeds == dict.fromkeys(methods, (0,))
     assert line.sweep_betas == dict.fromkeys(("map", "vi", "vl"), (0.01, 0.03, 0.1))
 
 
@@ -134,6 +144,52 @@ def test_methods_that_another_call_has_chosen_for_stay_in_the_record(tmp_path: P
     for method in ("vl", "map", "vi", "map"):
         record(final_runs([spec for spec in _grid() if spec.method == method], store).lines, store)
     assert recorded(store) == [whole]
+
+
+def test_other_methods_stay_in_the_record_with_their_own_seeds_and_their_own_sweep(tmp_path: Path):
+    store = _store(tmp_path, made_sweep(num_epochs=50))
+    record(final_runs([spec for spec in _grid(seeds=3) if spec.method != "vi"], store).lines, store)
+    for result in made_sweep(num_epochs=100):
+        store.put(result)
+    record(final_runs([spec for spec in _grid(seeds=5) if spec.method == "vl"], store).lines, store)
+    (line,) = recorded(store)
+    assert {row.method for row in line.rows} == {"map", "vl"}
+    assert line.seeds == {"map": (0, 1, 2), "vl": (0, 1, 2, 3, 4)}
+    assert line.sweep_epochs == {"map": 50, "vl": 100}
+    final = [made_result(method, BEST[method], num_epochs=200, seed=seed) for method in BEST for seed in range(5)]
+    assert [run.spec.seed for run in line.runs(("map", "mean"), final)] == [0, 1, 2]
+    assert [run.spec.seed for run in line.runs(("vl", "mean"), final)] == [0, 1, 2, 3, 4]
+    assert line.runs(("vi", "mean"), final) == []
+
+
+def test_two_commands_that_record_at_once_lose_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = _store(tmp_path, made_sweep(num_epochs=50))
+    lines = {m: final_runs([spec for spec in _grid() if spec.method == m], store).lines for m in ("map", "vl")}
+    original, together = final_line._with_other_methods, threading.Barrier(2)
+
+    def slow(line, store):
+        found = original(line, store)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.3)  # both have read, if nothing holds the second one off
+        return found
+
+    monkeypatch.setattr(final_line, "_with_other_methods", slow)
+    threads = [threading.Thread(target=record, args=(lines[method], store)) for method in lines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert set(recorded(store)[0].seeds) == {"map", "vl"}
+
+
+def test_a_record_that_says_seeds_and_sweep_once_for_all_methods_is_read(tmp_path: Path):
+    store = _store(tmp_path, made_sweep(num_epochs=50))
+    lines = final_runs(_grid(), store).lines
+    record(lines, store)
+    path = next((tmp_path / "final").glob("*.json"))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"seeds": [0, 1, 2], "sweep_epochs": 50, "sweep_seeds": [0]}))
+    assert recorded(store) == list(lines)
 
 
 def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path: Path):
@@ -165,7 +221,7 @@ def test_a_way_that_the_sweep_has_scored_at_some_beta_only_has_had_fewer_trials_
 def test_seeds_of_a_sweep_that_not_every_beta_has_choose_nothing(tmp_path: Path):
     lucky = dataclasses.replace(made_result("vl", 0.01, num_epochs=50, seed=1), validation={"mean": {"nll": 0.0}})
     (line,) = final_runs(_grid(), _store(tmp_path, [*made_sweep(num_epochs=50), lucky])).lines
-    assert (line.beta(("vl", "mean")), line.sweep_seeds) == (0.1, (0,))
+    assert (line.beta(("vl", "mean")), line.sweep_seeds["vl"]) == (0.1, (0,))
 
 
 def test_a_run_that_diverged_does_not_keep_a_sweep_from_choosing(tmp_path: Path):
@@ -185,7 +241,7 @@ def test_what_was_chosen_is_read_as_it_was_recorded_and_a_damaged_file_is_named(
     assert sorted(line.spec.epochs for line in recorded(store)) == [100, 200]
     assert lines[0] in recorded(store)
     assert len(list(store)) == 9
-    path = next((tmp_path / "final").iterdir())
+    path = next((tmp_path / "final").glob("*.json"))
     path.write_text("{}")
     with pytest.raises(DataError, match=r"cannot be read .*; delete it, and --final writes it again"):
         recorded(store)

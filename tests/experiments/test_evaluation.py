@@ -1,12 +1,15 @@
 """What is kept of an evaluation is read again as it was, and damage is named."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from varlap.errors import DataError
-from varlap.experiments import Evaluated
+from varlap.experiments import Evaluated, evaluation
+from varlap.experiments.evaluation import _commit, origin
 
 
 def _evaluated(name: str = "VL") -> Evaluated:
@@ -62,3 +65,62 @@ def test_yes_or_no_labels_positions_and_variances_keep_their_meaning():
     )
     moments = {"mean": torch.zeros(3), "variance": torch.ones(3), "epistemic_variance": torch.full((3,), 0.25)}
     assert torch.equal(Evaluated("c", {}, {}, moments).prediction().epistemic_variance, torch.full((3,), 0.25))
+
+
+def _checkout(folder: Path) -> Path:
+    """Make a repository that tracks a package, and return the package."""
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    package = folder / "src" / "varlap"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (folder / "page.md").write_text("")
+    _git(folder, "init", "-q")
+    _git(folder, "add", ".")
+    _git(folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    return package
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_result_of_a_checkout_names_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = _checkout(tmp_path)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "of-something-else"))  # as within a hook
+    _commit.cache_clear()
+    found = _commit(package)
+    monkeypatch.delenv("GIT_DIR")
+    assert found == _git(tmp_path, "rev-parse", "--short", "HEAD")
+    (tmp_path / "page.md").write_text("another page, or a result")
+    _commit.cache_clear()
+    assert _commit(package) == found
+    (package / "__init__.py").write_text("changed = True")
+    _commit.cache_clear()
+    assert _commit(package) == f"{found}-dirty"
+    monkeypatch.setattr(evaluation.varlap, "__file__", str(package / "__init__.py"))
+    assert origin()["commit"] == f"{found}-dirty"
+
+
+def test_an_installed_package_has_no_commit_even_inside_a_checkout_of_something_else(tmp_path: Path):
+    _checkout(tmp_path)
+    installed = tmp_path / ".venv" / "varlap"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    assert _commit(installed) is None
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)], ids=["none", "slow"]
+)
+def test_an_origin_does_without_git(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def failing(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", failing)
+    _commit.cache_clear()
+    try:
+        assert "commit" not in origin()
+    finally:
+        _commit.cache_clear()

@@ -287,14 +287,33 @@ def test_a_lock_whose_file_was_replaced_is_not_taken_for_the_claim(tmp_path: Pat
         found = locked(path)
         if not opened:
             path.unlink()  # as its former holder does
-        opened.append(path)
+        opened.append(found)
         return found
 
     monkeypatch.setattr("varlap.experiments.run.locked", delete_before_the_first_lock)
     with claim(QUICK, Store(tmp_path)) as mine:
         assert mine
-        assert len(opened) == 2
-        assert opened[0].exists()
+        assert [file.closed for file in opened] == [True, False]  # nor is its lock kept
+        assert (tmp_path / RUNNING / f"{QUICK.key()}.lock").exists()
+
+
+def test_a_result_that_another_process_deletes_while_it_is_read_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, results = Store(tmp_path), [made_result("vl", beta) for beta in (0.1, 1.0)]
+    for result in results:
+        store.put(result)
+    original, deleted = Path.read_text, store._path(results[0].spec)
+
+    def read_text(path: Path, *arguments, **options) -> str:
+        if path == deleted:
+            path.unlink()  # after it was listed
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert [result.spec for result in store] == [results[1].spec]
+    store.put(results[0])
+    assert store.get(results[0].spec) is None
 
 
 def test_times_are_expected_by_method_and_device():

@@ -12,6 +12,7 @@ from uci_tables import NUM_SPLITS, write_uci
 from varlap.data import UCI_SETS, Split, TableData, load_uci
 from varlap.errors import CheckpointError, ConfigError, DataError
 from varlap.experiments.uci import (
+    AllDivergedError,
     TableRecipe,
     TableResult,
     TableRun,
@@ -24,9 +25,9 @@ from varlap.experiments.uci import (
 )
 from varlap.experiments.uci.run import choose_betas, compute, laplace_way
 from varlap.experiments.uci.spec import TRAINED
-from varlap.experiments.uci.store import _locked
-from varlap.experiments.uci.summary import T_QUANTILES, Estimate, TableSummary, summarise
+from varlap.experiments.uci.summary import T_QUANTILES, Estimate, TableSummary, all_diverged, summarise
 from varlap.experiments.uci.task import TableTask
+from varlap.files import alone
 from varlap.likelihoods import Gaussian
 from varlap.posterior import BNN
 
@@ -292,6 +293,49 @@ def test_all_that_a_store_holds_is_summarised_whatever_was_asked_for_last(tmp_pa
     assert [(one.name, one.num_done) for one in found] == [("wine", 1), ("yacht", 2), ("yacht, 1 epoch", 1)]
 
 
+def test_runs_of_other_settings_are_summarised_as_rows_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(spec_module, "_shipped", lambda: SHIPPED)
+    write_uci(tmp_path)
+    changes = [
+        {},
+        {"lr": 0.005},
+        {"betas": [0.1, 1.0]},
+        {"hidden": 3, "seed": 1},
+        {"batch_size": 16, "activation": "softplus", "validation": 0.3, "tuning_splits": 2},
+    ]
+    for change in changes:
+        UCIExperiment.of(tmp_path / "out", ["yacht"], 1, tmp_path, **change).run()
+    stored = UCIExperiment.stored(tmp_path / "out")
+    assert set(stored.recipes) == {TableRecipe.named("yacht", **change) for change in changes}
+    assert [one.name for one in summarise(stored)] == [
+        "yacht",
+        "yacht, betas 0.1 1",
+        "yacht, lr 0.005",
+        "yacht, hidden 3, seed 1",
+        "yacht, batch size 16, activation softplus, validation 0.3, tuning splits 2",
+    ]
+    for change in changes:
+        (own,) = summarise(UCIExperiment.of(tmp_path / "out", ["yacht"], 1, **change))
+        assert own in summarise(stored)
+
+
+def test_a_table_on_which_all_diverged_holds_no_other_up_and_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(spec_module, "_shipped", lambda: SHIPPED)
+    for name in ("wine-quality-red", "yacht"):
+        write_uci(tmp_path, name)
+
+    def diverging(table, run):
+        return TableResult(run, {}, 1.0, failure="NaN") if run.data == "yacht" else compute(table, run)
+
+    monkeypatch.setattr(run_module, "compute", diverging)
+    with pytest.raises(AllDivergedError, match="yacht, map: the training diverged for every β"):
+        UCIExperiment.of(tmp_path / "out", ["wine", "yacht"], 2, tmp_path).run()
+    for experiment in (UCIExperiment.of(tmp_path / "out", ["wine", "yacht"]), UCIExperiment.stored(tmp_path / "out")):
+        assert [(one.name, one.num_done) for one in summarise(experiment)] == [("wine", 2)]
+        (words,) = all_diverged(experiment)
+        assert words.startswith("yacht, map: the training diverged for every β")
+
+
 def test_no_split_at_all_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="0 splits are none; give at least 1"):
         UCIExperiment.of(tmp_path, num_splits=0)
@@ -406,7 +450,7 @@ def test_two_processes_lose_nothing_of_each_other(tmp_path):
 def test_a_result_waits_for_the_one_that_is_being_written(tmp_path):
     pytest.importorskip("fcntl")
     kept = TableResult(quick_run(), {"mean": {"rmse": 0.5}}, 1.0)
-    with _locked(tmp_path):
+    with alone(tmp_path / ".lock"):
         thread = threading.Thread(target=TableStore(tmp_path).put, args=(kept,))
         thread.start()
         thread.join(0.3)

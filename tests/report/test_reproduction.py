@@ -71,7 +71,7 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
 def _line(rows: dict[tuple, float], sweep_epochs: int = 50) -> FinalLine:
     chosen = tuple(FinalRow(*key, beta, own=key[1] != "linearised") for key, beta in rows.items())
     spec = RunSpec("cifar10", "vl", 1.0, epochs=4)
-    return FinalLine(spec, (0, 1), sweep_epochs, sweep_betas={"vl": (0.01, 0.1)}, sweep_seeds=(0,), rows=chosen)
+    return FinalLine(spec, {"vl": (0, 1)}, {"vl": sweep_epochs}, {"vl": (0.01, 0.1)}, {"vl": (0,)}, rows=chosen)
 
 
 def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
@@ -90,6 +90,27 @@ def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
     words = how_beta_was_chosen(sweep)
     assert "chosen before, by the NLL of held-out images in a sweep of 50 epochs over 0.01, 0.1 with seed 0: 2" in words
     assert "has not scored ‘VL, linearised’: the β there is that of the method's mean network" in words
+
+
+def test_rows_that_several_sweeps_have_chosen_have_their_own_seeds_and_name_their_own_sweep():
+    of_vl = _line({("vl", "mean"): 0.1})
+    line = dataclasses.replace(
+        of_vl,
+        seeds={**of_vl.seeds, "map": (0, 1, 2)},
+        sweep_epochs={"vl": 50, "map": 20},
+        sweep_betas={**of_vl.sweep_betas, "map": (0.1, 1.0)},
+        sweep_seeds={**of_vl.sweep_seeds, "map": (0, 1)},
+        rows=(*of_vl.rows, FinalRow("map", "mean", 0.1)),
+    )
+    runs = [made_result(method, 0.1, seed=seed) for method in ("vl", "map") for seed in range(3)]
+    (sweep,) = sweeps(runs, [line])
+    table = table_1(sweep)
+    assert table is not None
+    assert [(row.name, row.num_runs) for row in table.rows] == [("VL", 2), ("MAP", 3)]
+    assert (
+        "by the NLL of held-out images in a sweep of 50 epochs over 0.01, 0.1 with seed 0 (VL); a sweep of 20 epochs "
+        "over 0.1, 1 with seeds 0, 1 (MAP): 2 trials for every row. Nothing here"
+    ) in how_beta_was_chosen(sweep)
 
 
 def test_a_final_line_of_another_length_says_nothing_about_a_sweep():
@@ -124,6 +145,19 @@ def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path)
     assert "12, of which 1 diverged" in page
     content = json.loads((tmp_path / "report" / "report.json").read_text())
     assert [run["failure"] for run in content["sections"][0]["runs"]] == [None] * 11 + ["the loss is NaN"]
+
+
+def test_a_method_whose_shared_seed_diverged_at_every_beta_has_no_row():
+    bad = [
+        dataclasses.replace(made_result("vl", beta), test={}, validation={}, history=(), failure="the loss is NaN")
+        for beta in (0.1, 1.0)
+    ]
+    (sweep,) = sweeps([*bad, made_result("vl", 1.0, seed=1), made_result("map", 0.1)])
+    table = table_1(sweep)
+    assert table is not None
+    assert [row.name for row in table.rows] == ["MAP"]
+    (sweep,) = sweeps([*bad, made_result("vl", 1.0, seed=1)])
+    assert table_1(sweep) is None
 
 
 def test_a_store_in_which_all_has_diverged_has_a_page(tmp_path: Path):

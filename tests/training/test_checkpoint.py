@@ -350,7 +350,7 @@ module.prune(sys.argv[1], keep=1)
     assert done.returncode == (0 if at == 10 else 9)
     assert newest_checkpoint(tmp_path)[0] == checkpoint_path(tmp_path, newest)
     left = [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
-    assert all(re.fullmatch(r"\.step-0{11}[12]\.\d+-[0-9a-f]{8}-\d+\.(tmp|old)", name) for name in left)
+    assert all(re.fullmatch(r"\.step-0{11}[12]\.\d+-[0-9a-f]{8}-\d+\.(tmp|gone)", name) for name in left)
     prune(tmp_path, keep=5)
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")], "leftovers of the dead go"
 
@@ -416,11 +416,16 @@ def test_prune_keeps_the_newest_and_clears_what_the_dead_left(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     ours = f".step-000000000009.{os.getpid()}-{module._RUN}-0.tmp"
-    kept = [ours, ".step-000000000009.1-0123abcd-0.tmp", ".hidden", "best"]
+    kept = [
+        *(ours, ".step-000000000009.1-0123abcd-0.tmp", ".hidden", "best"),
+        ".step-000000000001.1-0123abcd-0.old",  # process 1 is always running
+        f".model.{dead.pid}-0123abcd-0.old",  # all that is left of it
+    ]
     gone = [
         f".step-000000000009.{dead.pid}-0123abcd-0.tmp",
         f".step-000000000009.{os.getpid()}-0123abcd-0.tmp",  # of an earlier process that had this one's pid
-        ".step-000000000001.1-0123abcd-0.old",
+        f".step-000000000001.{dead.pid}-0123abcd-0.old",
+        ".step-000000000000.1-0123abcd-0.gone",
     ]
     for name in kept + gone:
         (tmp_path / name).mkdir()

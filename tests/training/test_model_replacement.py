@@ -127,3 +127,42 @@ def test_a_link_to_a_model_stays_a_link(tmp_path: Path):
     assert (tmp_path / "link").is_symlink()
     assert value(tmp_path / "model") == value(tmp_path / "link") == 2.0
     assert names(tmp_path) == ["link", "model"]
+
+
+def test_a_link_to_a_model_that_was_killed_between_the_renames_loads_and_is_saved_to(tmp_path: Path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "link").symlink_to("models/model")
+    save(model(1.0), tmp_path / "models" / ".model.1-0123abcd-0.old")
+    assert value(tmp_path / "link") == value(tmp_path / "models" / "model") == 1.0
+    save(model(2.0), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert value(tmp_path / "link") == value(tmp_path / "models" / "model") == 2.0
+
+
+def test_links_in_a_ring_are_named(tmp_path: Path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(CheckpointError):
+        value(tmp_path / "a")
+    with pytest.raises(CheckpointError):
+        save(model(1.0), tmp_path / "a")
+
+
+def test_the_old_model_of_a_process_that_is_between_its_renames_is_left_to_it(tmp_path: Path):
+    path, others = tmp_path / "model", tmp_path / ".model.1-0123abcd-0.old"  # process 1 is always running
+    save(model(1.0), others)
+    assert value(path) == 1.0  # what is being replaced can be read
+    save(model(2.0), path)
+    assert value(others) == 1.0
+    assert names(tmp_path) == [others.name, "model"]
+
+
+def test_prune_leaves_a_model_that_can_still_be_found(tmp_path: Path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    hidden = tmp_path / f".model.{dead.pid}-0123abcd-0.old"
+    save(model(1.0), hidden)
+    module.prune(tmp_path, keep=1)
+    assert value(tmp_path / "model") == 1.0
+    save(model(2.0), tmp_path / "model")  # which clears up
+    assert names(tmp_path) == ["model"]

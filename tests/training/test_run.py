@@ -25,6 +25,7 @@ from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteEr
 from varlap.objectives import compiled
 from varlap.training import TrainingStep, loop, run_folder
 from varlap.training.run_folder import newest
+from varlap.training.state import _lay_out_as_parameters
 
 VOLATILE = {"seconds", "memory_mb"}
 SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 8, "lr": 1e-2, "progress": "none"}
@@ -683,3 +684,15 @@ def test_a_few_kills_leave_a_run_that_ends_with_the_same_bits():
 @pytest.fixture(autouse=True)
 def _logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+
+
+def test_a_carried_on_optimizer_keeps_its_step_and_moments_on_the_device_they_were_loaded_to():
+    """A parameter that is a number has the shape of Adam's step, which must stay on the CPU without `capturable`."""
+    parameter = nn.Parameter(torch.zeros((), device="meta"))  # stands for another device
+    optimizer = torch.optim.Adam([parameter])
+    loaded = {"step": torch.tensor(3.0), "exp_avg": torch.tensor(2.0, dtype=torch.float64)}
+    optimizer.state[parameter] = dict(loaded)
+    _lay_out_as_parameters(optimizer)
+    assert optimizer.state[parameter]["step"] is loaded["step"]
+    assert optimizer.state[parameter]["exp_avg"].device == torch.device("cpu")
+    assert torch.equal(optimizer.state[parameter]["exp_avg"], loaded["exp_avg"])

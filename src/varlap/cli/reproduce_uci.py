@@ -13,8 +13,8 @@ from rich.table import Table
 
 from varlap.cli.mistakes import user_mistakes
 from varlap.errors import Interrupted
-from varlap.experiments.uci import Progress, UCIExperiment
-from varlap.experiments.uci.summary import TableSummary, summarise
+from varlap.experiments.uci import AllDivergedError, Progress, UCIExperiment
+from varlap.experiments.uci.summary import TableSummary, all_diverged, summarise
 from varlap.report.uci import TITLES, estimate_text, uci_json, write_uci
 from varlap.training.progress_text import duration
 
@@ -37,17 +37,30 @@ def reproduce_uci(
     with user_mistakes():
         changes: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
         experiment = UCIExperiment.of(out, data, splits, **changes)
+        complete = True
         try:
             with _bar(silent=quiet or as_json) as tell:
                 complete = experiment.run(None if budget is None else 60 * budget, tell)
+        except AllDivergedError:
+            pass  # the others are done and shown; the end says which is not
         except Interrupted as stop:
             typer.echo(f"varlap: stopped; what is finished is in {out}, and the same command carries on", err=True)
             raise typer.Exit(stop.exit_status) from None
-        found = summarise(experiment)
-        path = write_uci(summarise(UCIExperiment.stored(out)), out)
+        found, left_out = summarise(experiment), all_diverged(experiment)
+        stored = UCIExperiment.stored(out)
+        path = write_uci(summarise(stored), out, all_diverged(stored))
     if as_json:
-        typer.echo(json.dumps({"complete": complete, "page": str(path), **uci_json(found)}, allow_nan=False))
-        return
+        content = {"complete": complete and not left_out, "page": str(path), **uci_json(found, left_out)}
+        typer.echo(json.dumps(content, allow_nan=False))
+    else:
+        _show(found, complete, path)
+    for words in left_out:
+        typer.echo(f"varlap: {words}", err=True)
+    if left_out:
+        raise typer.Exit(1)  # as for images that diverged
+
+
+def _show(found: list[TableSummary], complete: bool, path: Path) -> None:
     console = Console()
     for score, title in TITLES.items():
         console.print(_table(found, score, title))

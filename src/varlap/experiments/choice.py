@@ -35,10 +35,11 @@ class Choice:
 
 
 def choose(results: Iterable[Result], way: Way) -> Choice | None:
-    """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all runs diverged.
+    """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all diverged.
 
     The NLL is averaged over the seeds that all β have, since a seed can be a lucky one; where they share none, over the
-    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen.
+    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen; where all
+    that are compared diverged, nothing is chosen, whatever other seeds did.
 
     >>> def result(beta, held_out, test):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": test}}, {"mean": {"nll": held_out}}, {}, 1.0)
@@ -52,13 +53,16 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
             by_beta.setdefault(result.spec.beta, []).append(result)
     seeds = _shared_seeds(list(by_beta.values()))
     trials = [runs for runs in by_beta.values() if seeds <= {run.spec.seed for run in runs}]
-    if all(run.failure is not None for runs in trials for run in runs):
+
+    def compared(runs: Sequence[Result]) -> list[Result]:
+        return [run for run in runs if run.spec.seed in seeds]
+
+    if all(run.failure is not None for runs in trials for run in compared(runs)):
         return None
 
     def order(part: Literal["validation", "test"], runs: Sequence[Result]) -> tuple[float, int]:
-        compared = [run for run in runs if run.spec.seed in seeds]
-        nll = statistics.fmean(run.nll(part, way) for run in compared)
-        return nll, sum(run.failure is not None for run in compared)
+        nll = statistics.fmean(run.nll(part, way) for run in compared(runs))
+        return nll, sum(run.failure is not None for run in compared(runs))
 
     best = {part: min(trials, key=lambda runs, part=part: order(part, runs)) for part in ("validation", "test")}
     return Choice(tuple(best["validation"]), tuple(best["test"]), len(trials))
@@ -105,7 +109,8 @@ def final_runs(specs: Sequence[RunSpec], store: Store) -> Final:
         betas = {(row.method, row.beta) for row in line.rows}
         final += [spec for spec in grid if (spec.method, spec.beta) in betas]
         told = [f"{row.method} ({row.way}) β = {row.beta:g}" for row in line.rows if row.own]
-        words.append(f"{shared.data}: the sweep of {line.sweep_epochs} epochs chooses {', '.join(told)}")
+        epochs = max(line.sweep_epochs.values())  # one sweep for all of them
+        words.append(f"{shared.data}: the sweep of {epochs} epochs chooses {', '.join(told)}")
         if line.borrowed:
             words[-1] += f"; it has not scored {', '.join(line.borrowed)}, with the β of the mean"
         lines.append(line)
@@ -122,7 +127,7 @@ def _line(
     finished = set.intersection(*(set(done.get(trial, {})) for trial in trials))
     if not finished:
         raise ConfigError(_not_finished(list(trials), done, store))
-    epochs = max(finished)[0]
+    epochs: int = max(finished)[0]
     seeds = sorted(seed for length, seed in finished if length == epochs)
     rows = []
     methods = {spec.method for spec in grid}
@@ -137,8 +142,15 @@ def _line(
             rows.append(FinalRow(*key, own.beta))
         else:
             rows.append(FinalRow(*key, mean.beta, own=False))
-    betas = {m: tuple(sorted(trial.beta for trial in trials if trial.method == m)) for m in sorted(methods)}
-    return FinalLine(shared, tuple(sorted({spec.seed for spec in grid})), epochs, betas, tuple(seeds), tuple(rows))
+    in_order = sorted(methods)
+    return FinalLine(
+        shared,
+        seeds={m: tuple(sorted({spec.seed for spec in grid if spec.method == m})) for m in in_order},
+        sweep_epochs=dict.fromkeys(in_order, epochs),
+        sweep_betas={m: tuple(sorted(trial.beta for trial in trials if trial.method == m)) for m in in_order},
+        sweep_seeds=dict.fromkeys(in_order, tuple(seeds)),
+        rows=tuple(rows),
+    )
 
 
 def _not_finished(

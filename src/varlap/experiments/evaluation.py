@@ -1,7 +1,10 @@
 """What is kept of an evaluation: scores with their origin, and the predictions that plots are drawn from."""
 
+import functools
 import json
+import os
 import platform
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -98,16 +101,41 @@ class Evaluated:
 
 
 def origin() -> dict[str, Any]:
-    """Return where a result comes from: versions, hardware and the day.
+    """Return where a result comes from: versions, hardware and the day; and of a checkout of varlap its git commit.
 
-    >>> sorted(origin())
+    >>> sorted(set(origin()) - {"commit"})
     ['date', 'hardware', 'python', 'torch', 'varlap']
     """
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    commit = _commit(Path(varlap.__file__).parent)
     return {
         "varlap": varlap.__version__,
+        **({} if commit is None else {"commit": commit}),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "hardware": hardware,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+@functools.cache  # what runs is what was imported
+def _commit(package: Path) -> str | None:
+    """Return the short hash, with "-dirty" where the package differs from it; None where git does not know it."""
+    # A hook or a rebase sets variables that point to another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)
+
+    try:
+        # An installed package may lie inside a checkout of something else, which does not track it.
+        if git("ls-files", "--error-unmatch", "__init__.py").returncode:
+            return None
+        found = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--", ".")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    if found.returncode or changed.returncode:
+        return None
+    return found.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")

@@ -12,10 +12,11 @@ from varlap.errors import DataError
 from varlap.experiments.spec import Method, RunSpec
 from varlap.experiments.store import Result, Store
 from varlap.experiments.ways import NAMES, Key, Way
-from varlap.files import replace_file
+from varlap.files import alone, replace_file
 
 FINAL = "final"
 """The folder in a store that says which β were chosen for final runs, a JSON file a choice."""
+BY_METHOD = ("seeds", "sweep_epochs", "sweep_betas", "sweep_seeds")
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,21 @@ class FinalLine:
     """The final runs of one data set and recipe: which β, and by which sweep.
 
     >>> row = FinalRow("vl", "mean", 0.1)
-    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, {"vl": (0.01, 0.1)}, (0,), (row,))
+    >>> sweep = {"vl": 50}, {"vl": (0.01, 0.1)}, {"vl": (0,)}
+    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), {"vl": (0,)}, *sweep, rows=(row,))
     >>> line.beta(("vl", "mean")), line.beta(("map", "mean"))
     (0.1, None)
     """
 
     spec: RunSpec
     """what the runs share; its method, β and seed say nothing"""
-    seeds: tuple[int, ...]
-    """of the final runs"""
-    sweep_epochs: int
+    seeds: Mapping[str, tuple[int, ...]]
+    """of each method's final runs"""
+    sweep_epochs: Mapping[str, int]
+    """of the sweep that chose for a method: one call may choose for some methods, and another for others"""
     sweep_betas: Mapping[str, tuple[float, ...]]
     """what each method was tried with"""
-    sweep_seeds: tuple[int, ...]
+    sweep_seeds: Mapping[str, tuple[int, ...]]
     rows: tuple[FinalRow, ...]
 
     def beta(self, key: Key) -> float | None:
@@ -60,7 +63,7 @@ class FinalLine:
             result
             for result in results
             if (result.spec.method, result.spec.beta) == (key[0], beta)
-            and result.spec.seed in self.seeds
+            and result.spec.seed in self.seeds.get(key[0], ())
             and shared_spec(result.spec) == self.spec
         ]
         return sorted(found, key=lambda result: result.spec.seed)
@@ -81,32 +84,33 @@ def shared_spec(spec: RunSpec) -> RunSpec:
 
 
 def record(lines: Sequence[FinalLine], store: Store) -> None:
-    """Keep final lines, each in a file of its own; methods that are recorded there already stay.
+    """Keep final lines, each in a file of its own; other methods that are recorded there stay as they are.
 
     >>> import tempfile
-    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), (0,), 50, {"vl": (0.1,)}, (0,), (FinalRow("vl", "mean", 0.1),))
+    >>> of_vl = {"vl": (0,)}, {"vl": 50}, {"vl": (0.01, 0.1)}, {"vl": (0,)}, (FinalRow("vl", "mean", 0.1),)
+    >>> line = FinalLine(RunSpec("digits", "vl", 1.0), *of_vl)
     >>> store = Store(tempfile.mkdtemp())
     >>> record([line], store)
     >>> recorded(store) == [line]
     True
     """
     (store.folder / FINAL).mkdir(parents=True, exist_ok=True)
-    for given in lines:
-        line = _with_other_methods(given, store)
-        content = dataclasses.asdict(line) | {"spec": line.spec.stated()}
-        replace_file(_path(line, store), (json.dumps(content, indent=1) + "\n").encode())
+    with alone(store.folder / FINAL / ".lock"):  # another command may record other methods there
+        for given in lines:
+            line = _with_other_methods(given, store)
+            content = dataclasses.asdict(line) | {"spec": line.spec.stated()}
+            replace_file(_path(line, store), (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _with_other_methods(line: FinalLine, store: Store) -> FinalLine:
-    """Add the rows of methods that another call has chosen for, by the same kind of sweep."""
+    """Add the rows of methods that another call has chosen for, and by which sweep."""
     if not (path := _path(line, store)).is_file():
         return line
     old = _read(path)
-    if (old.seeds, old.sweep_epochs, old.sweep_seeds) != (line.seeds, line.sweep_epochs, line.sweep_seeds):
-        return line
     rows = [row for row in old.rows if row.method not in line.sweep_betas]
     in_order = sorted([*rows, *line.rows], key=lambda row: list(NAMES).index((row.method, row.way)))
-    return dataclasses.replace(line, sweep_betas={**old.sweep_betas, **line.sweep_betas}, rows=tuple(in_order))
+    by_method = {name: {**getattr(old, name), **getattr(line, name)} for name in BY_METHOD}
+    return dataclasses.replace(line, **by_method, rows=tuple(in_order))
 
 
 def recorded(store: Store) -> list[FinalLine]:
@@ -125,9 +129,11 @@ def _read(path: Path) -> FinalLine:
         content: dict[str, Any] = json.loads(path.read_text())
         content["spec"] = RunSpec.of(content["spec"])
         content["rows"] = tuple(FinalRow(**row) for row in content["rows"])
-        for name in ("seeds", "sweep_seeds"):
-            content[name] = tuple(content[name])
-        content["sweep_betas"] = {method: tuple(betas) for method, betas in content["sweep_betas"].items()}
+        for name in BY_METHOD:
+            if not isinstance(content[name], dict):  # files of an earlier version say it once for all methods
+                content[name] = dict.fromkeys(content["sweep_betas"], content[name])
+        for name in ("seeds", "sweep_betas", "sweep_seeds"):
+            content[name] = {method: tuple(values) for method, values in content[name].items()}
         return FinalLine(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} cannot be read ({error}); delete it, and --final writes it again") from error

@@ -150,13 +150,15 @@ def claim(spec: RunSpec, store: Store) -> Iterator[bool]:
 def _held(path: Path) -> BinaryIO | None:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):
             file = locked(path)
-            if file is None or os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if file is None:
+                return None
+            unless_held.enter_context(file)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                unless_held.pop_all()
                 return file
-            file.close()  # its holder has just deleted it, and another one may hold the file that replaced it
-        except FileNotFoundError:
-            continue  # its holder has just deleted it, or the empty folder
+        # Its holder has just deleted the file or the empty folder, and another one may hold what replaced it.
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a grid share their data, and it takes a while to read

@@ -79,8 +79,7 @@ class Store:
 
     def get(self, spec: RunSpec) -> Result | None:
         """Return the result of a spec, or None where it has not been computed."""
-        path = self._path(spec)
-        return _read(path) if path.is_file() else None
+        return _read(self._path(spec))
 
     def put(self, result: Result) -> None:
         """Keep a result, whole or not at all."""
@@ -92,7 +91,8 @@ class Store:
         self._path(spec).unlink(missing_ok=True)
 
     def __iter__(self) -> Iterator[Result]:
-        return (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
+        found = (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
+        return (result for result in found if result is not None)
 
     @staticmethod
     def is_one(folder: Path | str) -> bool:
@@ -116,7 +116,8 @@ def _text(result: Result) -> str:
     return head + ',\n "history": [' + (f"\n  {epochs}\n " if rows else "") + "]\n}\n"
 
 
-def _read(path: Path) -> Result:
+def _read(path: Path) -> Result | None:
+    """Read a result; None where there is none, also since another process has just deleted it to compute it again."""
     try:
         content = json.loads(path.read_text())
         content["spec"] = RunSpec.of(content["spec"])
@@ -124,6 +125,8 @@ def _read(path: Path) -> Result:
             content[part] = {way: _numbers(scores) for way, scores in content[part].items()}
         content["history"] = tuple(map(_numbers, content["history"]))
         return Result(**content)
+    except FileNotFoundError:
+        return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the result {path} cannot be read ({error}); delete it, and it is computed again") from error
 

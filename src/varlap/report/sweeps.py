@@ -81,7 +81,8 @@ class Sweep:
         runs = tuple(run for run in line.runs(key, self.results) if key[1] in run.test)
         if not runs:
             return None
-        here = self._chosen_here(key) if line.sweep_epochs == self.spec.epochs else None  # the sweep is here as well
+        is_here = line.sweep_epochs[key[0]] == self.spec.epochs  # the sweep as well
+        here = self._chosen_here(key) if is_here else None
         return Choice(runs, runs, 1) if here is None else Choice(runs, here.by_test, here.num_trials)
 
     @property
@@ -257,19 +258,23 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
 
 
 def _chosen_before(line: FinalLine) -> str:
-    listed = {method: ", ".join(f"{beta:g}" for beta in betas) for method, betas in line.sweep_betas.items()}
-    if len(set(listed.values())) == 1:
-        tried = next(iter(listed.values()))
+    sweeps = {
+        method: f"a sweep of {_epochs(line.sweep_epochs[method])} over {{}} with {_seeds(line.sweep_seeds[method])}"
+        for method in line.sweep_betas
+    }
+    tried = {method: ", ".join(f"{beta:g}" for beta in betas) for method, betas in line.sweep_betas.items()}
+    if len(set(sweeps.values())) > 1:  # one call chose for some methods, and another for others
+        by = "; ".join(f"{words.format(tried[method])} ({method.upper()})" for method, words in sweeps.items())
     else:
-        tried = "; ".join(f"{betas} ({method.upper()})" for method, betas in listed.items())
+        same = len(set(tried.values())) == 1
+        listed = [betas if same else f"{betas} ({method.upper()})" for method, betas in tried.items()]
+        by = next(iter(sweeps.values())).format("; ".join(dict.fromkeys(listed)))
     counts = {method.upper(): len(betas) for method, betas in line.sweep_betas.items()}
     same = len(set(counts.values())) == 1
     trials = f"{next(iter(counts.values()))} trials for every row" if same else f"unequal numbers of trials, {counts}"
-    seeds = f"seed{'s' * (len(line.sweep_seeds) > 1)} {', '.join(map(str, line.sweep_seeds))}"
     words = (
-        "The β of each row was chosen before, by the NLL of held-out images in a sweep of "
-        f"{_epochs(line.sweep_epochs)} over {tried} with {seeds}: {trials}. Nothing here "
-        "was chosen by the test images; the paper's are the best values over its β, as its caption says."
+        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. Nothing here was "
+        "chosen by the test images; the paper's are the best values over its β, as its caption says."
     )
     if not line.borrowed:
         return words
@@ -336,3 +341,7 @@ def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
 
 def _epochs(number: int) -> str:
     return f"{number} epoch{'s' * (number > 1)}"
+
+
+def _seeds(numbers: Sequence[int]) -> str:
+    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -10,7 +10,7 @@ from varlap.errors import ConfigError
 from varlap.experiments.uci import published
 from varlap.experiments.uci.summary import LABELS, TableSummary
 from varlap.files import replace_file
-from varlap.report.tables import pipe_table
+from varlap.report.tables import markdown_text, pipe_table
 
 MARKDOWN, DATA = "report.md", "report.json"
 CLEARLY = (
@@ -20,8 +20,13 @@ CLEARLY = (
 TITLES = {"log_likelihood": "Test log-likelihood ↑", "rmse": "Test RMSE ↓"}
 
 
-def write_uci(found: Sequence[TableSummary], out: Path | str) -> Path:
+def write_uci(found: Sequence[TableSummary], out: Path | str, left_out: Sequence[str] = ()) -> Path:
     """Write report.md and report.json into a folder, and return the path of the first.
+
+    Args:
+        found: what to show.
+        out: the folder.
+        left_out: which tables are not there, and why: see `all_diverged`.
 
     >>> import tempfile
     >>> values = {"log_likelihood": {"VL": [1.0, 2.0]}, "rmse": {"VL": [3.0, 3.0]}}
@@ -29,7 +34,8 @@ def write_uci(found: Sequence[TableSummary], out: Path | str) -> Path:
     'report.md'
     """
     out = Path(out).expanduser()
-    contents = {MARKDOWN: uci_markdown(found), DATA: json.dumps(uci_json(found), indent=1, ensure_ascii=False) + "\n"}
+    content = json.dumps(uci_json(found, left_out), indent=1, ensure_ascii=False) + "\n"
+    contents = {MARKDOWN: uci_markdown(found, left_out), DATA: content}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in contents.items():
@@ -39,7 +45,7 @@ def write_uci(found: Sequence[TableSummary], out: Path | str) -> Path:
     return out / MARKDOWN
 
 
-def uci_json(found: Sequence[TableSummary]) -> dict[str, Any]:
+def uci_json(found: Sequence[TableSummary], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """Return all that the tables show, and each split's value, as plain data."""
     theirs = published()
     return {
@@ -61,6 +67,7 @@ def uci_json(found: Sequence[TableSummary]) -> dict[str, Any]:
             }
             for one in found
         ],
+        "left_out": list(left_out),
         "published": {
             "sources": theirs["methods"],
             **{score: theirs[score] for score in TITLES},
@@ -68,7 +75,7 @@ def uci_json(found: Sequence[TableSummary]) -> dict[str, Any]:
     }
 
 
-def uci_markdown(found: Sequence[TableSummary]) -> str:
+def uci_markdown(found: Sequence[TableSummary], left_out: Sequence[str] = ()) -> str:
     """Return the tables with their notes.
 
     >>> rmse = {"MAP": [3.0, 3.0], "VL": [3.0, 3.0]}
@@ -78,6 +85,8 @@ def uci_markdown(found: Sequence[TableSummary]) -> str:
     """
     theirs = published()
     lines = ["# UCI regression", ""]
+    if left_out:
+        lines += ["Left out:", "", *(f"- {markdown_text(one)}" for one in left_out), ""]
     for score, title in TITLES.items():
         lines += [f"## {title}", "", "Mean ± standard error over splits, in the table's own units.", ""]
         lines += [_against_published(found, score, theirs), ""]

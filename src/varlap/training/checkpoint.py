@@ -34,7 +34,7 @@ LARGEST_STEP = 10**12 - 1
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.(safetensors|json)")
 STEP_NAME = re.compile(r"step-[0-9]{12}")
-LEFTOVER = re.compile(r"\.(?P<of>.+)\.(?P<pid>[0-9]{1,10})-(?P<run>[0-9a-f]{8})-[0-9]+\.(?P<kind>tmp|old)")
+LEFTOVER = re.compile(r"\.(?P<of>.+)\.(?P<pid>[0-9]{1,10})-(?P<run>[0-9a-f]{8})-[0-9]+\.(?P<kind>tmp|old|gone)")
 
 _RUN = secrets.token_hex(4)  # tells this process from an earlier one that had its pid, as the first in a container has
 _count = itertools.count()
@@ -116,20 +116,25 @@ def write_checkpoint(
             os.rename(old, path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for hidden in _leftovers_of(path) if replace else ():
+    for hidden in (old, *filter(_is_leftover, _hidden_beside(path))) if replace else ():
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 def surviving(path: Path) -> Path:
-    """Return a checkpoint's path, or where it is if a process was killed just as it was being replaced.
+    """Return a checkpoint's path, or where it is while it is being replaced, or if a process was killed just then.
 
     >>> surviving(Path("nowhere")).name
     'nowhere'
     """
+    if path.is_symlink() and not path.exists():
+        path = Path(os.path.realpath(path))  # what is hidden lies beside the folder, not beside the link
     if os.path.lexists(path):
         return path
-    replaced = (hidden for hidden in _leftovers_of(path) if hidden.suffix == ".old")
-    return max(replaced, key=os.path.getmtime, default=path)
+    replaced = (hidden for hidden in _hidden_beside(path) if hidden.suffix == ".old")
+    try:
+        return max(replaced, key=os.path.getmtime, default=path)
+    except FileNotFoundError:
+        return path  # the new one has just come
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:
@@ -326,13 +331,13 @@ def prune(folder: Path | str, keep: int) -> None:
     if keep < 1:
         raise ConfigError(f"prune(keep={keep}) must be at least 1, or no checkpoint would be left")
     folder = Path(folder)
-    doomed = [path for path in _entries(folder) if _is_leftover(path.name)]
+    doomed = [path for path in _entries(folder) if _is_leftover(path)]
     with _write_errors(folder):
         # Renamed first: a half-deleted folder must not look like a checkpoint.
         steps = _newest_first(folder)
         whole = list(itertools.islice((index for index, path in enumerate(steps) if _is_whole(path)), keep))
         for path in steps[whole[-1] + 1 :] if len(whole) == keep else []:
-            hidden = _hidden(path, "old")
+            hidden = _hidden(path, "gone")
             with contextlib.suppress(FileNotFoundError):
                 _rename(path, hidden)
                 doomed.append(hidden)
@@ -363,19 +368,19 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _leftovers_of(path: Path) -> list[Path]:
-    """Return the hidden folders that killed processes left of a path."""
+def _hidden_beside(path: Path) -> list[Path]:
+    """Return our hidden folders that belong to a path."""
     found = [(hidden, LEFTOVER.fullmatch(hidden.name)) for hidden in _entries(path.parent)]
-    return [hidden for hidden, match in found if match and match["of"] == path.name and _is_leftover(hidden.name)]
+    return [hidden for hidden, match in found if match and match["of"] == path.name]
 
 
-def _is_leftover(name: str) -> bool:
-    """Whether a hidden folder is one of ours that no process works on any more."""
-    match = LEFTOVER.fullmatch(name)
-    if match is None:
+def _is_leftover(path: Path) -> bool:
+    """Whether this is a hidden folder of ours that no process works on any more, and that `surviving` needs not."""
+    match = LEFTOVER.fullmatch(path.name)
+    if match is None or (match["kind"] == "old" and not os.path.lexists(path.with_name(match["of"]))):
         return False
-    if match["kind"] == "old":
-        return True
+    if match["kind"] == "gone":
+        return True  # `prune` had begun to delete it
     pid = int(match["pid"])
     return match["run"] != _RUN if pid == os.getpid() else not _is_running(pid)
 

@@ -50,8 +50,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mapping
     ...     load(f"{folder}/model", nn.Linear(2, 1)).likelihood
     Gaussian()
     """
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # a link stays a link
     is_model = (path / "model.json").is_file() and not (path / "state.json").exists()
-    path = path.resolve() if is_model else path  # a link stays a link
     # What is no model, or the checkpoint of a run, stays, with an error.
     replace = is_model or not os.path.lexists(path)
     write_checkpoint(path, {MODEL: dict(tensors)}, {MODEL: dict(description)}, replace=replace)

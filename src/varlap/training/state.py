@@ -113,5 +113,6 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Give moments the memory format of their parameters, which a file does not keep and a fused optimizer needs."""
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            # A step has the shape of a parameter that is a number, but stays where the optimizer has put it.
+            if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)

@@ -1,5 +1,6 @@
 """The UCI experiment: β chosen on held-out rows of the first splits, then every split at the chosen β."""
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -38,7 +39,15 @@ COST = {"map": 1.0, "vi": 1.4, "vl": 1.7}
 """of a step, as a multiple of MAP's, to tell the time left"""
 SPLITS_AT_ONCE = 5  # of each table in turn, so that a run that is stopped has some of all
 NUM_DRAWS = 20  # of weights, for "sampled"
+SHARED = {field.name for field in dataclasses.fields(TableRecipe)} & {
+    field.name for field in dataclasses.fields(TableRun)
+}
+"""settings that a recipe and its runs have in common"""
 SMALLEST_FIRST = ("yacht", "boston", "energy", "concrete", "wine", "power", "kin8nm", "naval", "protein")
+
+
+class AllDivergedError(ConfigError):
+    """A method whose training diverged for every β on a table, so that none can be chosen."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +127,27 @@ class UCIExperiment:
 
     @staticmethod
     def stored(out: str | Path) -> "UCIExperiment":
-        """Take the shipped recipes of all that a folder holds, each for every number of epochs that was run.
+        """Take the recipes of all that a folder holds: one for all runs that share their settings.
+
+        How many splits have chosen β is told by the runs, so of two recipes that differ in nothing else, only the one
+        with more is there. A recipe that has not tried all β on its first split is not there yet.
 
         >>> UCIExperiment.stored("nowhere").recipes
         ()
         """
         store = TableStore(out)
-        lengths = {(name, result.run.epochs) for name in store.tables() for result in store.results(name)}
-        return UCIExperiment(store, tuple(TableRecipe.named(name, epochs=epochs) for name, epochs in sorted(lengths)))
+        found: dict[TableRecipe, None] = {}
+        for result in (one for name in store.tables() for one in store.results(name)):
+            if result.run.tuning and result.run.method == "map":  # whose runs hold all β, for Laplace's variances
+                settings = {name: getattr(result.run, name) for name in SHARED}
+                found[TableRecipe(**settings, betas=result.run.laplace_betas, tuning_splits=1)] = None
+        return UCIExperiment(store, tuple(_with_all_splits(one, store) for one in found if _is_tried(one, store)))
 
     def run(self, budget_s: float | None = None, tell: Callable[[Progress], None] = lambda _: None) -> bool:
-        """Compute what is missing, within the time if there is one; return whether all is there."""
+        """Compute what is missing, within the time if there is one; return whether all is there.
+
+        A table on which a method diverged for every β does not hold the others up: `AllDivergedError` comes at the end.
+        """
         start = time.monotonic()
         tables = {recipe.data: load_uci(recipe.data, self.folder) for recipe in self.recipes}  # all, before any work
         done, total = 0.0, sum(_cost(run) for runs in self._estimated(tables) for run in runs)
@@ -145,10 +164,16 @@ class UCIExperiment:
             self.store.put(compute(tables[run.data], run))
             computed, seconds = computed + _cost(run), seconds + time.monotonic() - begun
         tell(Progress(total, total, "done", 0.0))
+        for recipe in self.recipes:
+            self.tuned(recipe)  # says so where all diverged
         return True
 
     def tuned(self, recipe: TableRecipe) -> dict[str, Tuned] | None:
-        """Return what held-out rows choose for map, vi, vl and laplace; None where they are not all there yet."""
+        """Return what held-out rows choose for map, vi, vl and laplace; None where they are not all there yet.
+
+        Raises:
+            AllDivergedError: a method diverged for every β.
+        """
         found = [self.store.get(run) for run in recipe.tuning_runs()]
         return None if None in found else choose_betas(recipe, [one for one in found if one is not None])
 
@@ -160,7 +185,10 @@ class UCIExperiment:
             yield from self._final(recipe, range(first, first + SPLITS_AT_ONCE), tables)
 
     def _final(self, recipe: TableRecipe, splits: range, tables: dict[str, TableData]) -> list[TableRun]:
-        chosen = self.tuned(recipe)
+        try:
+            chosen = self.tuned(recipe)
+        except AllDivergedError:
+            return []  # the others go on
         assert chosen is not None
         last = min(splits.stop, self._count(tables[recipe.data]))
         betas = {method: one.beta for method, one in chosen.items()}
@@ -175,6 +203,17 @@ class UCIExperiment:
 
     def _count(self, table: TableData) -> int:
         return min(len(table.splits), self.num_splits or len(table.splits))
+
+
+def _is_tried(recipe: TableRecipe, store: TableStore) -> bool:
+    return all(store.get(run) is not None for run in recipe.tuning_runs())
+
+
+def _with_all_splits(recipe: TableRecipe, store: TableStore) -> TableRecipe:
+    """Return the recipe with as many tuning splits as the store has whole."""
+    while _is_tried(more := dataclasses.replace(recipe, tuning_splits=recipe.tuning_splits + 1), store):
+        recipe = more
+    return recipe
 
 
 def compute(table: TableData, run: TableRun) -> TableResult:
@@ -231,7 +270,7 @@ def _held_out(found: Sequence[TableResult], method: str, beta: float, way: str) 
 def _best(recipe: TableRecipe, method: str, trials: dict[float, float]) -> Tuned:
     best = Tuned.of(trials)
     if best.log_likelihood == -math.inf:
-        raise ConfigError(
+        raise AllDivergedError(
             f"{recipe.data}, {method}: the training diverged for every β at the learning rate {recipe.lr:g}; try a "
             f'smaller one: UCIExperiment.of(out, data=["{recipe.data}"], lr={recipe.lr / 4:g})'
         )

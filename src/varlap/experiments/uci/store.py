@@ -1,10 +1,8 @@
 """Results of the UCI experiment: a JSON file for each table, a line for each run."""
 
-import contextlib
 import dataclasses
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,7 @@ from typing import Any
 from varlap.data import UCI_SETS
 from varlap.errors import CheckpointError, DataError, VarlapError
 from varlap.experiments.uci.spec import TableRun
-from varlap.files import replace_file
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows; there only one process may write into a folder
-    fcntl = None
+from varlap.files import alone, replace_file
 
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -44,7 +37,9 @@ class TableResult:
 
 
 class TableStore:
-    """Results by run, in a folder that can be committed: NAME.json for each table. Several processes may write into it.
+    """Results by run, in a folder that can be committed: NAME.json for each table.
+
+    Several processes may write into it, but on Windows, where files cannot be locked so, only one.
 
     >>> import tempfile
     >>> store = TableStore(tempfile.mkdtemp())
@@ -69,7 +64,7 @@ class TableStore:
         data = result.run.data
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder):  # what another process has kept since this one read the file stays
+            with alone(self.folder / ".lock"):  # what another process has kept since this one read the file stays
                 self._results.pop(data, None)
                 results = self._of(data)
                 results[result.run] = result
@@ -104,20 +99,6 @@ class TableStore:
 
     def _path(self, data: str) -> Path:
         return self.folder / f"{data}.json"
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block for this folder."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)  # which gives the lock back, as the end of the process does
 
 
 def _read(path: Path) -> list[TableResult]:

@@ -1,11 +1,14 @@
 """What the UCI experiment found: means and standard errors over splits."""
 
+import contextlib
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from varlap.experiments.uci.run import OTHER_WAYS, WAY, Tuned, UCIExperiment, laplace_way
+from varlap.experiments.uci.run import OTHER_WAYS, WAY, AllDivergedError, Tuned, UCIExperiment, laplace_way
 from varlap.experiments.uci.spec import NUM_SPLITS, TRAINED, TableRecipe
 from varlap.experiments.uci.store import TableResult
 
@@ -73,17 +76,17 @@ class TableSummary:
     """trainings that diverged: their splits are left out, for all methods"""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """mean time to train, by method"""
-    epochs: int | None = None
-    """where they are others than the shipped recipe's"""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """settings that are others than the shipped recipe's"""
 
     @property
     def name(self) -> str:
         """What a table calls the row.
 
-        >>> TableSummary("boston", 20, {}, {}, epochs=3).name
-        'boston, 3 epochs'
+        >>> TableSummary("boston", 20, {}, {}, changes={"epochs": 3, "lr": 0.005}).name
+        'boston, 3 epochs, lr 0.005'
         """
-        return self.data if self.epochs is None else f"{self.data}, {self.epochs} epoch{'s' * (self.epochs > 1)}"
+        return ", ".join([self.data, *(_told(name, value) for name, value in self.changes.items())])
 
     @property
     def num_done(self) -> int:
@@ -107,9 +110,42 @@ class TableSummary:
 
 
 def summarise(experiment: UCIExperiment) -> list[TableSummary]:
-    """Summarise what the store holds of each recipe; tables without a complete split are left out."""
-    found = [_summary(experiment, recipe) for recipe in experiment.recipes]
-    return sorted((one for one in found if one is not None), key=lambda one: (one.data, one.epochs or 0))
+    """Summarise what the store holds of each recipe.
+
+    Tables without a complete split are left out, and so are those that `all_diverged` names.
+    """
+    found = []
+    for recipe in experiment.recipes:
+        with contextlib.suppress(AllDivergedError):
+            found.append(_summary(experiment, recipe))
+    return sorted((one for one in found if one is not None), key=lambda one: (one.data, len(one.changes), one.name))
+
+
+def all_diverged(experiment: UCIExperiment) -> list[str]:
+    """Say for which tables no β could be chosen, since all of a method diverged, and what to do.
+
+    >>> all_diverged(UCIExperiment.stored("nowhere"))
+    []
+    """
+    found = []
+    for recipe in experiment.recipes:
+        try:
+            experiment.tuned(recipe)
+        except AllDivergedError as error:
+            found.append(str(error))
+    return sorted(found)
+
+
+def _changes(recipe: TableRecipe) -> dict[str, Any]:
+    shipped = dataclasses.asdict(TableRecipe.named(recipe.data))
+    return {name: value for name, value in dataclasses.asdict(recipe).items() if value != shipped[name]}
+
+
+def _told(name: str, value: Any) -> str:
+    if name == "epochs":
+        return f"{value} epoch{'s' * (value > 1)}"
+    words = " ".join(f"{one:g}" for one in value) if isinstance(value, tuple) else f"{value}"
+    return f"{name.replace('_', ' ')} {words}"
 
 
 def _summary(experiment: UCIExperiment, recipe: TableRecipe) -> TableSummary | None:
@@ -143,7 +179,7 @@ def _summary(experiment: UCIExperiment, recipe: TableRecipe) -> TableSummary | N
         {score: _values(splits, fixed, score) for score in BETTER},
         num_failed,
         {LABELS[name]: statistics.fmean(split[name].seconds for split in splits) for name in TRAINED},
-        None if recipe.epochs == TableRecipe.named(recipe.data).epochs else recipe.epochs,
+        _changes(recipe),
     )
 
 

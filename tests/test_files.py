@@ -1,0 +1,53 @@
+"""One holder of a file at a time, and a file system that cannot lock says so."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from varlap import files
+from varlap.errors import ConfigError
+from varlap.files import alone, locked
+
+pytest.importorskip("fcntl")
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EBADF])
+def test_a_file_system_without_locks_is_named_and_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    def refused(file, how):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files.fcntl, "flock", refused)
+    message = rf"files in {tmp_path} cannot be locked \({os.strerror(code)}\).*; choose a folder on another file system"
+    with pytest.raises(ConfigError, match=message):
+        locked(tmp_path / ".lock")
+    with pytest.raises(ConfigError, match=message), alone(tmp_path / ".lock"):
+        pass
+
+
+def test_a_file_that_another_holder_has_is_none_until_it_is_closed(tmp_path: Path):
+    with alone(tmp_path / ".lock"):
+        assert locked(tmp_path / ".lock") is None
+    mine = locked(tmp_path / ".lock")
+    assert mine is not None
+    mine.close()
+
+
+def test_a_block_waits_for_the_one_before_it(tmp_path: Path):
+    order = []
+
+    def second():
+        with alone(tmp_path / ".lock"):
+            order.append("second")
+
+    with alone(tmp_path / ".lock"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
