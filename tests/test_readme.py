@@ -20,6 +20,15 @@ def test_the_example_runs_and_learns(page: str, capsys: pytest.CaptureFixture[st
     assert float(scores.group(1)) > 0.5
 
 
+def test_the_run_that_can_be_carried_on_ends_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("epochs=40", "epochs=1"), {})
+    exec(code.replace("epochs=40", "epochs=1"), {})  # again
+    assert (tmp_path / "runs" / "mine").is_dir()
+    assert (tmp_path / "model").exists()
+
+
 def test_the_data_page_runs_and_its_table_is_the_catalogue():
     page = (ROOT / "docs" / "data.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)
