@@ -31,7 +31,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
         noise: "varying" trains a second, small network on the residuals, which says how large the noise is for each
-            row; "constant" has one noise for all rows, and takes about two thirds of the time.
+            row; "constant" has one noise for all rows, and takes about 70 % of the time.
         beta: tempering of the KL; by default 0.6, or 0.1 from 2,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3,
             0.6 and 1 by the likelihood of held-out rows, a list among its own numbers.
         epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
