@@ -82,7 +82,8 @@ def splits(table: str, args: argparse.Namespace) -> Iterator[Split]:
             train, test = (np.loadtxt(folder / f"index_{part}_{number}.txt").astype(int) for part in ("train", "test"))
             yield X[train], y[train], X[test], y[test]
         return
-    X, y = (CLASSES.get(table) or datasets.load_diabetes)(return_X_y=True)
+    load: Any = CLASSES.get(table, datasets.load_diabetes)
+    X, y = load(return_X_y=True)
     folds = (StratifiedKFold if table in CLASSES else KFold)(NUM_FOLDS, shuffle=True, random_state=args.seed)
     for train, test in folds.split(X, y):
         yield X[train], y[train], X[test], y[test]
@@ -124,7 +125,7 @@ def vl_regressor(seed: int, data: Split, noise: Any) -> dict[str, Any]:
 def mlp_regressor(seed: int, data: Split, held_out: bool = False, max_iter: int = 200) -> dict[str, Any]:
     X, y, X_test, y_test = data
     inner = make_pipeline(StandardScaler(), MLPRegressor(random_state=seed, max_iter=max_iter))
-    model = TransformedTargetRegressor(inner, transformer=StandardScaler())
+    model: Any = TransformedTargetRegressor(inner, transformer=StandardScaler())
     X_rest, y_rest = X, y
     if held_out:
         X_fit, X_rest, y_fit, y_rest = train_test_split(X, y, test_size=0.1, random_state=seed)
