@@ -1,8 +1,9 @@
-"""Draw results/quality/estimators.json: by how much VL's negative log-likelihood differs from the MLPs'.
+"""Draw results/quality/estimators.json: by how much VL's negative log-likelihood differs from that of the best MLP.
 
     python benchmarks/plot_estimators.py results/quality/estimators.json docs/images/estimators.png
 
-Bars are two standard errors over splits, either way. The axis is linear around zero and logarithmic further out.
+Bars are 95 % intervals of Student's t over splits: one that crosses zero is no clear difference. The axis is linear
+around zero and logarithmic further out.
 """
 
 import argparse
@@ -15,8 +16,9 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from PIL import Image
 
-RIVALS = {"VL minus MLP": ("C0", -0.13), "VL minus MLP, held out": ("C1", 0.13)}
-LABELS = {"VL minus MLP": "noise from training residuals", "VL minus MLP, held out": "noise from held-out rows"}
+from varlap.experiments.uci.summary import T_QUANTILES
+
+METHODS = {"VL": ("C0", -0.13), "VL, constant noise": ("C1", 0.13)}
 NUM_COLOURS = 64
 
 
@@ -27,22 +29,24 @@ def main() -> None:
     args = parser.parse_args()
     tables = json.loads(args.results.read_text())["summary"]
     figure, ax = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    for rival, (colour, shift) in RIVALS.items():
-        rows = [(place, entry["nll"][rival]) for place, entry in enumerate(tables.values()) if rival in entry["nll"]]
+    for method, (colour, shift) in METHODS.items():
+        name = f"{method} minus best MLP"
+        rows = [(place, entry) for place, entry in enumerate(tables.values()) if name in entry["nll"]]
         ax.errorbar(
-            [value["mean"] for _, value in rows],
+            [entry["nll"][name]["mean"] for _, entry in rows],
             [place + shift for place, _ in rows],
-            xerr=[2 * value["standard_error"] for _, value in rows],
+            xerr=[T_QUANTILES[entry["splits"] - 2] * entry["nll"][name]["standard_error"] for _, entry in rows],
             fmt="o",
             markersize=4,
             color=colour,
-            label=LABELS[rival],
+            label=method,
         )
     ax.axvline(0, color="k", linewidth=0.8)
     ax.set_xscale("symlog", linthresh=0.1)
-    ax.set(xlabel="NLL: VL minus MLP, nats a row (left: VL is better)", yticks=range(len(tables)), yticklabels=tables)
+    ax.set(xlabel="NLL minus that of the best MLP, nats a row (left: VL is better)")
+    ax.set_yticks(range(len(tables)), labels=list(tables))
     ax.invert_yaxis()
-    ax.legend(title="MLPRegressor's", frameon=False, fontsize="small")
+    ax.legend(frameon=False, fontsize="small")
     figure.savefig(args.out, dpi=110)
     with Image.open(args.out) as drawn:
         few = drawn.convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)

@@ -10,7 +10,6 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
 from torch import nn
 
 import varlap
@@ -113,9 +112,39 @@ def test_a_pass_of_partial_fit_has_one_noise_for_all_rows():
     assert len(set(model.predict(X, return_std=True)[1])) == 1
 
 
-def test_noise_of_another_name_is_refused():
+@pytest.mark.parametrize("name", ["fit", "partial_fit"])
+def test_noise_of_another_name_is_refused_before_training(name):
+    model = varlap.VLRegressor(noise="none", **FEW)
     with pytest.raises(ConfigError, match=r"VLRegressor\(noise='none'\): choose 'varying' or 'constant'"):
-        varlap.VLRegressor(noise="none", **FEW).fit(*line())
+        getattr(model, name)(*line())
+    assert not hasattr(model, "bnn_")
+
+
+@pytest.mark.parametrize("wrong", ["features", "targets", "weights", "noise"])
+def test_a_wrong_call_of_partial_fit_leaves_the_predictions_as_they_were(wrong):
+    X, y = line()
+    model = varlap.VLRegressor(**FEW).fit(X, y)
+    before = model.predict(X, return_std=True)
+    rows = X.repeat(2, 1) if wrong == "features" else X
+    targets = np.stack([y, y], 1) if wrong == "targets" else y
+    model.set_params(noise="none" if wrong == "noise" else "varying")
+    with pytest.raises(ValueError, match=r"features|sample_weight|noise"):
+        model.partial_fit(rows, targets, -np.ones(40) if wrong == "weights" else None)
+    for one, other in zip(model.predict(X, return_std=True), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["fit", "partial_fit"])
+def test_training_that_fails_leaves_no_noise_of_an_earlier_network(name, monkeypatch):
+    def interrupted(*_args, **_named):
+        raise KeyboardInterrupt
+
+    X, y = line()
+    model = varlap.VLRegressor(**FEW).fit(X, y)
+    monkeypatch.setattr(varlap.VLRegressor, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, name)(X, y)
+    assert model.noise_bnn_ is None
 
 
 def test_far_from_the_data_the_regressor_is_less_sure():
@@ -254,39 +283,6 @@ def test_fit_starts_anew_after_partial_fit():
     assert model.n_iter_ == fresh.n_iter_
 
 
-# ---- β ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [varlap.VLClassifier, varlap.VLRegressor])
-def test_beta_is_chosen_by_the_likelihood_of_held_out_rows(kind):
-    folds = KFold(2, shuffle=True, random_state=0)
-    model = kind(beta=[0.1, 1e4], cv=folds, hidden=(4,), epochs=30, lr=0.05, random_state=0).fit(X_IRIS, Y_IRIS)
-    assert model.beta_ == 0.1
-    assert model.beta_scores_[0.1] < model.beta_scores_[1e4]
-
-
-def test_score_of_a_beta_is_the_mean_log_loss_over_folds():
-    model = varlap.VLClassifier(beta=[0.1], cv=3, **FEW).fit(X_IRIS, Y_IRIS)
-    by_hand = varlap.VLClassifier(beta=0.1, **FEW | {"random_state": model._seed})
-    scores = cross_val_score(by_hand, X_IRIS, Y_IRIS, scoring="neg_log_loss", cv=StratifiedKFold(3))
-    assert model.beta_scores_[0.1] == pytest.approx(-scores.mean())
-
-
-def test_cv_is_a_list_of_betas(monkeypatch):
-    monkeypatch.setattr("varlap.integrations.scikit_learn.base.BETAS", (0.1, 1.0))
-    model = varlap.VLClassifier(beta="cv", cv=2, **FEW).fit(X_IRIS, Y_IRIS)
-    assert list(model.beta_scores_) == [0.1, 1.0]
-    assert model.beta_ in (0.1, 1.0)
-
-
-def test_beta_that_is_no_choice_is_refused():
-    for beta in ("cvv", []):
-        with pytest.raises(ConfigError, match=r"give a number, 'cv', or the numbers that cross-validation chooses"):
-            varlap.VLClassifier(beta=beta, **FEW).fit(X_IRIS, Y_IRIS)
-    with pytest.raises(ConfigError, match=r"partial_fit sees too little to choose beta='cv'; give a number"):
-        varlap.VLClassifier(beta="cv").partial_fit(X_IRIS, Y_IRIS)
-
-
 # ---- networks and sizes -------------------------------------------------------------------------------------------
 
 
@@ -311,6 +307,15 @@ def test_large_tables_are_trained_in_batches_and_single_precision(monkeypatch):
 def test_own_network_that_is_no_plain_stack_is_trained_in_batches():
     model = varlap.VLRegressor(network=normed_network, epochs=2, random_state=0).fit(X_IRIS, Y_IRIS)
     assert model.history_.settings.batch_size == sizing.NUMBERS.small.batch_size
+
+
+@pytest.mark.parametrize(("num_rows", "num_features", "expected"), [(300, 2, 300), (1300, 40, 128), (2000, 1, 256)])
+def test_rows_a_step_are_those_documented(num_rows, num_features, expected):
+    X = np.random.default_rng(0).normal(size=(num_rows, num_features))
+    model = varlap.VLRegressor(epochs=1, noise="constant", random_state=0).fit(X, X[:, 0])
+    assert model.history_.settings.batch_size == expected
+    words = "of a small table (fewer than 2,000 rows, and rows × targets × weights of the network up to two million)"
+    assert f"all {words}, else 128, or 256 from 2,000 rows on" in " ".join(varlap.VLRegressor.__doc__.split())
 
 
 def test_fitted_numbers_are_those_asked_for():

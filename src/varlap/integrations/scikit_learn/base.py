@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from varlap.errors import ConfigError
-from varlap.integrations.scikit_learn.sizing import BySize, Plan, is_small, plan
+from varlap.integrations.scikit_learn.sizing import BySize, Plan, Sizing, is_small, plan
 from varlap.integrations.scikit_learn.tempering import best_beta
 from varlap.likelihoods import Likelihood, Prediction
 from varlap.models import mlp
@@ -27,7 +27,7 @@ from varlap.training import History, fit
 NetworkFn = Callable[[int, int], nn.Module]
 ROWS_AT_ONCE = 1024  # of a prediction
 MOST_WEIGHTS_IN_CLOSED_FORM = 2**20
-BETAS = (0.01, 0.03, 0.1, 0.3, 1.0)  # what "cv" chooses from
+BETAS = (0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # what "cv" chooses from
 
 
 class VLEstimator(BaseEstimator, ABC):
@@ -71,23 +71,32 @@ class VLEstimator(BaseEstimator, ABC):
             y: the targets.
             sample_weight: one for each row: a weight of 2 counts like the row given twice, one of 0 like none.
         """
+        return self._fit(X, y, sample_weight, None)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, sizing: Sizing | None) -> Self:
+        """Train from scratch, by the size of these rows or by that of the table that they are a part of."""
+        self._check_settings()
         X, y = self._checked(X, y, reset=True)
         weights = self._weights(X, sample_weight)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         vars(self).pop("beta_scores_", None)
         self.beta_ = self._chosen_beta(X, y, weights)
+        self._prepare(X, y, weights, sizing)
+        self._train(X, y, weights, self._plan.epochs, schedule="cosine")
+        self._learn_noise(X, y, weights)
+        return self
+
+    def _prepare(self, X: Any, y: Any, weights: Any, sizing: Sizing | None) -> None:
         self._forget()
         self._learn_targets(y, weights)
         self._scaler = StandardScaler()
         self._scaler.fit(X, sample_weight=weights)
         self._num_seen, self._num_calls = 0.0, 0
-        self._make_network(len(X), _total(weights, X))
-        self._train(X, y, weights, self._plan.epochs, schedule="cosine")
-        self._learn_noise(X, y, weights)
-        return self
+        self._make_network(len(X), _total(weights, X), sizing)
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
         """Take one more pass, over these rows; N counts all rows seen so far."""
+        self._check_settings()
         first = not hasattr(self, "bnn_")
         X, y = self._checked(X, y, reset=first)
         weights = self._weights(X, sample_weight)
@@ -101,7 +110,8 @@ class VLEstimator(BaseEstimator, ABC):
         self._learn_targets(y, weights)
         self._scaler.partial_fit(X, sample_weight=weights)
         if first:
-            self._make_network(len(X), _total(weights, X), by_batches=True)
+            defaults = self._defaults.of(_total(weights, X))
+            self._make_network(len(X), _total(weights, X), Sizing(defaults, small=False))
         self._train(X, y, weights, 1, schedule="constant")
         return self
 
@@ -132,22 +142,29 @@ class VLEstimator(BaseEstimator, ABC):
     def _nll(self, X: Any, y: Any, sample_weight: Any) -> float:
         """Return the mean negative log-likelihood of targets, by which β is chosen."""
 
+    def _check_settings(self) -> None:
+        """Refuse settings that a fit would come upon late."""
+
     def _forget(self) -> None:
         """Drop what an earlier fit has learnt of the targets."""
+
+    def _forget_noise(self) -> None:
+        """Drop what was learnt of the noise around a network that is about to change."""
 
     def _learn_noise(self, X: Any, y: Any, weights: Any) -> None:
         """Learn how the noise depends on the inputs, once the network is trained."""
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def _make_network(self, num_rows: int, num_data: float, by_batches: bool = False) -> None:
-        defaults = self._defaults.of(num_data)
+    def _make_network(self, num_rows: int, num_data: float, sizing: Sizing | None) -> None:
+        defaults = self._defaults.of(num_data) if sizing is None else sizing.defaults
         hidden = defaults.hidden if self.hidden is None else tuple(self.hidden)
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()
         bnn = BNN(network, self._likelihood(), prior=defaults.prior if self.prior is None else self.prior)
-        small = is_small(bnn, num_rows, num_data, num_outputs) and not by_batches
+        small = is_small(bnn, num_rows, num_data, num_outputs) if sizing is None else sizing.small
+        self._sizing = Sizing(defaults, small)
         chosen = {"batch_size": self.batch_size, "epochs": self.epochs, "lr": self.lr, "device": str(self.device)}
         self._plan: Plan = plan(num_rows, num_data, small, defaults, **chosen)
         self.bnn_ = bnn.to(self.device, self._plan.dtype)
@@ -164,6 +181,7 @@ class VLEstimator(BaseEstimator, ABC):
         return network
 
     def _train(self, X: Any, y: Any, weights: Any, epochs: int, schedule: str) -> None:
+        self._forget_noise()
         total = _total(weights, X)
         self._num_seen += total
         self._num_calls += 1
@@ -227,8 +245,16 @@ class VLEstimator(BaseEstimator, ABC):
                 f"{type(self).__name__}(beta={self.beta!r}): give a number, 'cv', or the numbers that cross-validation "
                 "chooses from, such as [0.03, 0.1, 0.3]"
             )
-        self.beta_scores_ = best_beta(self, [float(beta) for beta in betas], X, y, weights)
+        sizing = self._sizing_of(X, y, weights)
+        self.beta_scores_ = best_beta(self, [float(beta) for beta in betas], X, y, weights, sizing)
         return min(self.beta_scores_, key=self.beta_scores_.__getitem__)
+
+    def _sizing_of(self, X: Any, y: Any, weights: Any) -> Sizing:
+        """Return how this table would be trained, and leave an earlier fit as it is."""
+        other: Any = clone(self)
+        other._seed, other.n_features_in_ = self._seed, self.n_features_in_
+        other._prepare(X, y, weights, None)
+        return other._sizing
 
     def _weights(self, X: Any, sample_weight: Any) -> Any:
         if sample_weight is None:

@@ -25,10 +25,11 @@ class VLClassifier(ClassifierMixin, VLEstimator):
         hidden: sizes of the hidden layers; by default one layer of 50 units, or of 100 from 1,000 rows on.
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
-        beta: tempering of the KL; by default 0.1, or 0.03 from 1,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3
-            and 1 by the likelihood of held-out rows, a list among its own numbers.
+        beta: tempering of the KL; by default 0.1, or 0.03 from 1,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3,
+            0.6 and 1 by the likelihood of held-out rows, a list among its own numbers.
         epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
-        batch_size: rows a step; by default all of a small table, 128 of others.
+        batch_size: rows a step; by default all of a small table (fewer than 2,000 rows, and rows × classes × weights of
+            the network up to two million), else 128.
         lr: learning rate of Adam, which falls to zero along a cosine; by default 0.01.
         prior: of the weights, such as `varlap.EmpiricalBayesPrior()`; by default `varlap.FanInPrior()`.
         how: the way to predict, "mean", "linearised" or "sampled"; by default by the mean network, which has the best

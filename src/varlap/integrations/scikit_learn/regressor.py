@@ -31,11 +31,12 @@ class VLRegressor(RegressorMixin, VLEstimator):
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
         noise: "varying" trains a second, small network on the residuals, which says how large the noise is for each
-            row; "constant" has one noise for all rows, and takes about two thirds of the time.
-        beta: tempering of the KL; by default 0.6, or 0.1 from 2,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3
-            and 1 by the likelihood of held-out rows, a list among its own numbers.
+            row; "constant" has one noise for all rows, and takes about 70 % of the time.
+        beta: tempering of the KL; by default 0.6, or 0.1 from 2,000 rows on. "cv" chooses among 0.01, 0.03, 0.1, 0.3,
+            0.6 and 1 by the likelihood of held-out rows, a list among its own numbers.
         epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
-        batch_size: rows a step; by default all of a small table, 256 of others.
+        batch_size: rows a step; by default all of a small table (fewer than 2,000 rows, and rows × targets × weights of
+            the network up to two million), else 128, or 256 from 2,000 rows on.
         lr: learning rate of Adam, which falls to zero along a cosine; by default 0.03 for a small table,
             0.01 for others.
         prior: of the weights, such as `varlap.OneScalePrior(1.0)`; by default `varlap.EmpiricalBayesPrior()`, or
@@ -97,7 +98,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
         self.noise = noise
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Take one more pass, over these rows.
+        """Take one more pass, over these rows, after which the noise is the same for all.
 
         Args:
             X: some rows.
@@ -106,7 +107,6 @@ class VLRegressor(RegressorMixin, VLEstimator):
         """
         if not hasattr(self, "bnn_"):
             self._forget()
-        self.noise_bnn_ = None  # a pass has one noise for all rows
         return self._partial_fit(X, y, sample_weight)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -126,14 +126,18 @@ class VLRegressor(RegressorMixin, VLEstimator):
 
     # -- noise ------------------------------------------------------------------------------------------------------
 
+    def _check_settings(self) -> None:
+        if self.noise not in ("varying", "constant"):
+            raise ConfigError(f"{type(self).__name__}(noise={self.noise!r}): choose 'varying' or 'constant'")
+
+    def _forget_noise(self) -> None:
+        self.noise_bnn_ = None
+
     def _learn_noise(self, X: Any, y: Any, weights: Any) -> None:
         """Train a second network on the residuals: the log of their scale, relative to the one noise of all rows.
 
         E_q (y − f)² is what the weights' ELBO asks of the noise: the squared residual and the weights' variance.
         """
-        if self.noise not in ("varying", "constant"):
-            raise ConfigError(f"{type(self).__name__}(noise={self.noise!r}): choose 'varying' or 'constant'")
-        self.noise_bnn_ = None
         if self.noise == "constant":
             return
         inputs = self._inputs(X)
@@ -182,8 +186,8 @@ class VLRegressor(RegressorMixin, VLEstimator):
         self._target_scaler: Any = StandardScaler()
 
     def _learn_targets(self, y: Any, weights: Any) -> None:
-        self._one_column = y.ndim == 1
         self._target_scaler.partial_fit(y.reshape(len(y), -1).astype(np.float64), sample_weight=weights)
+        self._one_column = y.ndim == 1
 
     def _encoded(self, y: Any) -> Tensor:
         scaled = self._target_scaler.transform(y.reshape(len(y), -1).astype(np.float64))
