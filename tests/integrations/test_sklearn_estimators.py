@@ -355,3 +355,14 @@ def test_without_scikit_learn_the_pip_command_is_named_and_the_rest_works():
     assert done.stdout == (
         "varlap.VLClassifier and varlap.VLRegressor needs an optional dependency: pip install 'varlap[sklearn]'\n"
     ), done.stderr
+
+
+@pytest.mark.parametrize("kind", [varlap.VLClassifier, varlap.VLRegressor])
+def test_an_unknown_way_to_predict_is_refused_before_the_training(kind):
+    with pytest.raises(varlap.errors.ConfigError, match=r"\(how='linear'\): did you mean 'linearised'"):
+        kind(how="linear").fit([[0.0], [1.0]], [0, 1])
+
+
+def test_one_hidden_layer_may_be_given_by_its_size():
+    model = varlap.VLClassifier(7, epochs=1).fit([[0.0], [1.0]], [0, 1])
+    assert [layer.out_features for layer in model.network_.modules() if isinstance(layer, nn.Linear)] == [7, 2]

@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, did_you_mean
 from varlap.integrations.scikit_learn.sizing import BySize, Plan, Sizing, is_small, plan
 from varlap.integrations.scikit_learn.tempering import best_beta
 from varlap.likelihoods import Likelihood, Prediction
@@ -25,6 +25,7 @@ from varlap.streams import Streams, derive_seed
 from varlap.training import History, fit
 
 NetworkFn = Callable[[int, int], nn.Module]
+WAYS = ("mean", "linearised", "sampled")
 ROWS_AT_ONCE = 1024  # of a prediction
 MOST_WEIGHTS_IN_CLOSED_FORM = 2**20
 BETAS = (0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # what "cv" chooses from
@@ -38,7 +39,7 @@ class VLEstimator(BaseEstimator, ABC):
 
     def __init__(
         self,
-        hidden: Sequence[int] | None = None,
+        hidden: int | Sequence[int] | None = None,
         *,
         network: NetworkFn | None = None,
         beta: float | Literal["cv"] | Sequence[float] | None = None,
@@ -144,6 +145,8 @@ class VLEstimator(BaseEstimator, ABC):
 
     def _check_settings(self) -> None:
         """Refuse settings that a fit would come upon late."""
+        if self.how is not None and self.how not in WAYS:
+            raise ConfigError(f"{type(self).__name__}(how={self.how!r}): {did_you_mean(self.how, WAYS)}")
 
     def _forget(self) -> None:
         """Drop what an earlier fit has learnt of the targets."""
@@ -158,7 +161,8 @@ class VLEstimator(BaseEstimator, ABC):
 
     def _make_network(self, num_rows: int, num_data: float, sizing: Sizing | None) -> None:
         defaults = self._defaults.of(num_data) if sizing is None else sizing.defaults
-        hidden = defaults.hidden if self.hidden is None else tuple(self.hidden)
+        chosen = (self.hidden,) if isinstance(self.hidden, int) else self.hidden
+        hidden = defaults.hidden if chosen is None else tuple(chosen)
         num_inputs, num_outputs = self.n_features_in_, self._num_outputs
         with Streams(self._seed, 0).around_network(torch.device("cpu")):
             network = mlp(num_inputs, num_outputs, hidden, nn.Tanh) if self.network is None else self._own_network()

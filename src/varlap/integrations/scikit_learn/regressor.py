@@ -68,7 +68,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
 
     def __init__(
         self,
-        hidden: Sequence[int] | None = None,
+        hidden: int | Sequence[int] | None = None,
         *,
         network: NetworkFn | None = None,
         noise: Literal["varying", "constant"] = "varying",
@@ -127,6 +127,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
     # -- noise ------------------------------------------------------------------------------------------------------
 
     def _check_settings(self) -> None:
+        super()._check_settings()
         if self.noise not in ("varying", "constant"):
             raise ConfigError(f"{type(self).__name__}(noise={self.noise!r}): choose 'varying' or 'constant'")
 
