@@ -37,6 +37,7 @@ def _enter(rank: int, ranks: int, port: int, folder: str, work: Callable[..., No
     else:
         store.wait(["left"])
     dist.destroy_process_group()
+    os._exit(0)  # all has passed; threads of gloo that still run would now and then abort an ordinary exit
 
 
 def _network() -> varlap.BNN:

@@ -2,15 +2,17 @@
 
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from varlap.errors import VarlapWarning
 from varlap.likelihoods import Bernoulli, Categorical
-from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
+
+if TYPE_CHECKING:
+    from varlap.objectives.objective import Context
 
 CALLS_WITHOUT_UPDATE = 100  # more than the parts of an accumulated step
 SUMS_TO_ONE = 1e-2  # bfloat16 rounds
@@ -18,13 +20,14 @@ SUMS_TO_ONE = 1e-2  # bfloat16 rounds
 _looked_at: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
 
-def warn_about_probabilities(bnn: BNN, batch: Batch) -> None:
-    """Look once at a network's outputs: the built-in likelihoods of labels take logits."""
+def warn_about_probabilities(context: "Context") -> None:
+    """Look once at a network's outputs, by a forward pass that leaves no trace: likelihoods of labels take logits."""
+    bnn = context.bnn
     if bnn in _looked_at:
         return
     if isinstance(bnn.likelihood, Categorical | Bernoulli):
-        with torch.no_grad(), bnn.evaluating():
-            found = _ending(bnn, bnn.outputs(batch.x))
+        with torch.no_grad(), bnn.buffers_restored(), context.streams.around_network(bnn.device):
+            found = _ending(bnn, bnn.outputs(context.batch.x))
         if found is not None:
             warnings.warn(
                 f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "
@@ -49,23 +52,24 @@ def _ending(bnn: BNN, outputs: Any) -> str | None:
 
 
 class VarianceWatch:
-    """Warns once if log σ stands still, call after call, though the objective gives it gradients."""
+    """Warns once if log σ stands still while the means move, though the objective gives gradients to both."""
 
     def __init__(self) -> None:
         self._num_calls = 0
-        self._at_first: Tensor | None = None
+        self._at_first: list[Tensor] = []
 
     def see(self, bnn: BNN, what: str) -> None:
         """Count a call."""
         if self._num_calls > CALLS_WITHOUT_UPDATE:
             return
-        log_sigma = min(bnn.log_sigma.values(), key=Tensor.numel)
+        watched = [min(tensors, key=Tensor.numel) for tensors in (bnn.means().values(), bnn.log_sigma.values())]
         if self._num_calls == 0:
-            self._at_first = log_sigma.detach().clone()
+            self._at_first = [tensor.detach().clone() for tensor in watched]
         self._num_calls += 1
         if self._num_calls > CALLS_WITHOUT_UPDATE:
-            first, self._at_first = self._at_first, None
-            if log_sigma.requires_grad and first is not None and _equal(first, log_sigma):
+            moved = [not _equal(*pair) for pair in zip(self._at_first, watched, strict=True)]
+            self._at_first = []
+            if watched[1].requires_grad and moved == [True, False]:
                 warnings.warn(
                     f"log σ has not changed in {CALLS_WITHOUT_UPDATE} calls of {what}, so the variances are those of "
                     "the start: give the optimizer bnn.parameter_groups(lr) instead of the network's parameters, or "

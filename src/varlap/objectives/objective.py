@@ -145,7 +145,7 @@ class Objective(ABC):
         streams = Streams(self.seed, at, micro_batch, current_rank())
         context = Context(bnn, batch, streams, self.beta_at(at), self.num_data, with_grad, self.gradient_scale)
         self.inspect(context)
-        warn_about_probabilities(bnn, batch)
+        warn_about_probabilities(context)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
             _check_evaluation(evaluation, at)  # where it is not finite, the graph has changed nothing

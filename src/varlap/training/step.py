@@ -236,7 +236,7 @@ class TrainingStep:
                 return None
             context = self._context(batch, number)
             self.objective.inspect(context)
-            warn_about_probabilities(self.bnn, batch)
+            warn_about_probabilities(context)
             try:
                 self._replays[key] = self._compile(context), kept_alive(self.objective, self.bnn)
             except Exception as error:
