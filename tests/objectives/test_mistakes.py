@@ -27,8 +27,11 @@ class Functional(nn.Module):
 @pytest.mark.parametrize("network", [lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), Functional])
 def test_a_network_that_ends_in_a_softmax_is_named_once(network: Any, objective: Any):
     bnn = varlap.BNN(network())
-    with pytest.warns(VarlapWarning, match=r"outputs are probabilities \(they add up to 1\), and the likelihood takes"):
+    with pytest.warns(
+        VarlapWarning, match=r"outputs are probabilities \(they add up to 1\), and the likelihood takes"
+    ) as said:
         objective()(bnn, X, Y)
+    assert said[0].filename == __file__  # the user's own line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         objective()(bnn, X, Y)
@@ -74,8 +77,9 @@ def test_variances_that_no_optimizer_has_are_named(objective: Any):
             optimizer.zero_grad()
 
     train(100)
-    with pytest.warns(VarlapWarning, match="log σ has not changed in 100 calls of V[LI]"):
+    with pytest.warns(VarlapWarning, match="log σ has not changed in 100 calls of V[LI]") as said:
         train(1)
+    assert said[0].filename == __file__
     train(120)  # it is said once
 
 

@@ -89,7 +89,7 @@ class Compiled:
             place.copy_(tensor, non_blocking=True)
         for part in self._parts():
             part.draw(context.streams)
-        if context.beta != self._beta:
+        if context.beta != self._beta:  # else spare the device a launch
             self._beta = context.beta
             self.beta.fill_(self._beta)
         with context.streams.around_network(self._device):

@@ -33,7 +33,7 @@ def warn_about_probabilities(context: "Context") -> None:
                 f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "
                 "through a softmax or a sigmoid twice: let the network end without one",
                 VarlapWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
     _looked_at.add(bnn)  # only now: a batch that does not fit must not swallow the warning
 
@@ -43,9 +43,8 @@ def _ending(bnn: BNN, outputs: Any) -> str | None:
     if not isinstance(outputs, Tensor) or outputs.ndim == 0 or not bool(((outputs >= 0) & (outputs <= 1)).all()):
         return None
     if isinstance(bnn.likelihood, Categorical):
-        wide = outputs.ndim > 1 and outputs.shape[1] > 1
-        sums = outputs.float().sum(1) if wide else None
-        return None if sums is None or bool(((sums - 1).abs() > SUMS_TO_ONE).any()) else "they add up to 1"
+        add_up = outputs.ndim > 1 and bool(((outputs.float().sum(1) - 1).abs() <= SUMS_TO_ONE).all())
+        return "they add up to 1" if add_up else None
     # Logits may all lie between 0 and 1 by chance, so here the last module has to be one.
     last = list(bnn.network.modules())[-1]
     return "a Sigmoid is the last module" if isinstance(last, nn.Sigmoid) else None
@@ -75,7 +74,7 @@ class VarianceWatch:
                     "the start: give the optimizer bnn.parameter_groups(lr) instead of the network's parameters, or "
                     "use varlap.adam(bnn, lr)",
                     VarlapWarning,
-                    stacklevel=4,
+                    stacklevel=3,
                 )
 
 

@@ -205,8 +205,8 @@ class _Loader:
                 )
         elif isinstance(sampler, SequentialSampler) and self.steps_per_epoch > 1:
             log.warning(
-                "the DataLoader gives its items in the same order in every epoch; sorted ones train badly: use "
-                "DataLoader(..., shuffle=True), or give fit the Dataset"
+                "the DataLoader gives its items in the same order in every epoch; sorted ones train badly: give "
+                "fit its Dataset, which fit shuffles, or use DataLoader(..., shuffle=True)"
             )
 
     def describe(self) -> dict[str, Any]:
