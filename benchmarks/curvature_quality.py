@@ -3,8 +3,8 @@
     VARLAP_DATA=... python benchmarks/curvature_quality.py --data cifar10 --out results/bench/quality.json
 
 PreactResNet-18 or a small convnet with batch norm, softplus, batch 128, Adam with a cosine schedule, predictions by the
-mean. Each method is set up once and started again for each seed, with the same weights and batches for all methods.
-Runs that the file has already are not made again.
+mean. All methods start from the weights of their seed and see the same batches. Runs that the file has already are not
+made again.
 """
 
 import argparse
@@ -38,81 +38,52 @@ def network(args: argparse.Namespace, data: varlap.data.ArrayData, seed: int) ->
     return varlap.models.preact_resnet18(data.num_classes, channels, args.width).to(args.device)
 
 
-class Runner:
-    """One method, set up once."""
-
-    def __init__(self, method: str, args: argparse.Namespace, data: varlap.data.ArrayData) -> None:
-        self.args, self.data = args, data
-        images, labels = data.train_images[: args.train_images], data.train_labels[: args.train_images]
-        num_data = len(labels)
-        if method == "map":
-            self.objective: Any = varlap.MAP(num_data, args.betas[0])
-        else:
-            self.objective = varlap.VL(num_data, args.betas[0], curvature=CURVATURES[method])
-        self.bnn = varlap.BNN(network(args, data, 0).to(memory_format=torch.channels_last)).train()
-        self.log_sigma = {name: t.detach().clone() for name, t in self.bnn.log_sigma.items()}
-        on_cuda = args.device == "cuda"
-        self.optimizer = varlap.adam(self.bnn, args.lr, fused=on_cuda, capturable=on_cuda)
-        self.step = varlap.TrainingStep(self.bnn, self.objective, self.optimizer, precision=args.precision)
-        normalise = varlap.data.Normaliser.of(data.train_images)
-        self.train = normalise(images.to(args.device)), labels.to(args.device)
-        self.test = normalise(data.test_images.to(args.device)), data.test_labels.to(args.device)
-
-    @torch.no_grad()
-    def restart(self, seed: int) -> None:
-        fresh = network(self.args, self.data, seed)
-        for own, new in zip(self.bnn.network.state_dict().values(), fresh.state_dict().values(), strict=True):
-            own.copy_(new)
-        for name, start in self.log_sigma.items():
-            self.bnn.log_sigma[name].copy_(start)
-        for state in self.optimizer.state.values():
-            for entry in state.values():
-                entry.zero_()
-        for running in self.objective.running_means().values():
-            for total in running.sums.values():
-                total.zero_()
-        self.objective.seed = seed
-
-    def run(self, seed: int, beta: float) -> dict[str, Any]:
-        self.restart(seed)
-        self.objective.beta = beta
-        images, labels = self.train
-        num_batches = len(labels) // BATCH_SIZE
-        total = self.args.epochs * num_batches
-        started = time.perf_counter()
-        for epoch in range(self.args.epochs):
-            order = torch.randperm(len(labels), generator=Streams(seed, epoch).generator("order", "cpu")).to(
-                labels.device
-            )
-            for index in range(num_batches):
-                number = epoch * num_batches + index
-                factor = varlap.FitSettings(epochs=1).lr_factor(number / total)
-                for group, rate in zip(self.optimizer.param_groups, (self.args.lr, 10 * self.args.lr), strict=True):
-                    if isinstance(group["lr"], torch.Tensor):
-                        group["lr"].fill_(rate * factor)
-                    else:
-                        group["lr"] = rate * factor
-                items = order[index * BATCH_SIZE : (index + 1) * BATCH_SIZE]
-                batch = images[items]
-                if self.args.augment:
-                    batch = varlap.data.crop_and_flip(batch, Streams(seed, number).generator("augment", labels.device))
-                batch = batch.contiguous(memory_format=torch.channels_last)
-                self.step(batch, labels[items], number=number)
-        self.step.check()
-        if labels.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
-        scores = varlap.evaluate(self.bnn, self.test)
-        share = torch.cat(
-            [(self.bnn.log_sigma[n] - self.bnn.prior_scale[n].log()).flatten() for n in self.bnn.log_sigma]
-        )
-        return {
-            "seed": seed,
-            "beta": beta,
-            "seconds": seconds,
-            "median_log_sigma_over_s": float(share.detach().median()),
-            **scores,
-        }
+def run(method: str, seed: int, beta: float, args: argparse.Namespace, data: varlap.data.ArrayData) -> dict[str, Any]:
+    """Train and score one network."""
+    images, labels = data.train_images[: args.train_images], data.train_labels[: args.train_images]
+    num_data, num_batches = len(labels), len(labels) // BATCH_SIZE
+    if method == "map":
+        objective: Any = varlap.MAP(num_data, beta, seed=seed)
+    else:
+        objective = varlap.VL(num_data, beta, seed=seed, curvature=CURVATURES[method])
+    bnn = varlap.BNN(network(args, data, seed).to(memory_format=torch.channels_last)).train()
+    on_cuda = args.device == "cuda"
+    optimizer = varlap.adam(bnn, args.lr, fused=on_cuda, capturable=on_cuda)
+    step = varlap.TrainingStep(bnn, objective, optimizer, precision=args.precision)
+    normalise = varlap.data.Normaliser.of(data.train_images)
+    images, labels = normalise(images.to(args.device)), labels.to(args.device)
+    test = normalise(data.test_images.to(args.device)), data.test_labels.to(args.device)
+    total = args.epochs * num_batches
+    started = time.perf_counter()
+    for epoch in range(args.epochs):
+        order = torch.randperm(num_data, generator=Streams(seed, epoch).generator("order", "cpu")).to(labels.device)
+        for index in range(num_batches):
+            number = epoch * num_batches + index
+            factor = varlap.FitSettings(epochs=1).lr_factor(number / total)
+            for group, rate in zip(optimizer.param_groups, (args.lr, 10 * args.lr), strict=True):
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate * factor)
+                else:
+                    group["lr"] = rate * factor
+            items = order[index * BATCH_SIZE : (index + 1) * BATCH_SIZE]
+            batch = images[items]
+            if args.augment:
+                batch = varlap.data.crop_and_flip(batch, Streams(seed, number).generator("augment", labels.device))
+            step(batch.contiguous(memory_format=torch.channels_last), labels[items], number=number)
+    step.check()
+    if on_cuda:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    share = torch.cat([(bnn.log_sigma[n] - bnn.prior_scale[n].log()).flatten() for n in bnn.log_sigma])
+    return {
+        "method": method,
+        "curvature": repr(CURVATURES.get(method)),
+        "seed": seed,
+        "beta": beta,
+        "seconds": seconds,
+        "median_log_sigma_over_s": float(share.detach().median()),
+        **varlap.evaluate(bnn, test),
+    }
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -163,20 +134,16 @@ def main() -> None:
         key: value for key, value in vars(args).items() if key not in ("out", "seconds", "methods", "betas", "seeds")
     }
     runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    runners: dict[str, Runner] = {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for seed, beta, method in itertools.product(range(args.seeds), args.betas, args.methods.split(",")):
-        done = [run for run in runs if run["method"] == method]
-        if any((run["seed"], run["beta"]) == (seed, beta) for run in done):
+        done = [row for row in runs if row["method"] == method]
+        if any((row["seed"], row["beta"]) == (seed, beta) for row in done):
             continue
-        if time.perf_counter() - began + max((run["seconds"] for run in done), default=0.0) > args.seconds:
+        if time.perf_counter() - began + max((row["seconds"] for row in done), default=0.0) > args.seconds:
             print(f"no time for {method}, seed {seed}", flush=True)
             continue
-        if method not in runners:
-            runners[method] = Runner(method, args, data)
-        run = {"method": method, "curvature": repr(CURVATURES.get(method)), **runners[method].run(seed, beta)}
-        print(run, flush=True)
-        runs.append(run)
+        runs.append(run(method, seed, beta, args, data))
+        print(runs[-1], flush=True)
         result = {"spec": spec, "origin": origin, "summary": summary(runs), "runs": runs}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

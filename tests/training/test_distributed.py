@@ -18,23 +18,25 @@ from varlap.training.distributed import World, join_world
 RANKS = 2
 
 
-def _ranks(work: Callable[..., None], folder: Path, *args: Any, ranks: int = RANKS) -> None:
+def _ranks(work: Callable[..., None], folder: Path, *args: Any, ranks: int = RANKS, backend: str = "gloo") -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_enter, args=(ranks, port, str(folder), work, args), nprocs=ranks)
+    mp.spawn(_enter, args=(ranks, backend, port, str(folder), work, args), nprocs=ranks)
 
 
-def _enter(rank: int, ranks: int, port: int, folder: str, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _enter(
+    rank: int, ranks: int, backend: str, port: int, folder: str, work: Callable[..., None], args: tuple[Any, ...]
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     work(Path(folder), *args)
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
-    if rank:  # who leaves a barrier first must not hang up on the others
+    if rank == ranks - 1:  # who leaves a barrier first must not hang up on the others
         store.set("left", "1")
-    else:
+    if rank == 0:
         store.wait(["left"])
     dist.destroy_process_group()
     os._exit(0)  # all has passed; threads of gloo that still run would now and then abort an ordinary exit
@@ -52,8 +54,8 @@ def _data(num_items: int = 41) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    both = [torch.zeros_like(tensor) for _ in range(RANKS)]
-    dist.all_gather(both, tensor.contiguous())
+    both = [torch.zeros_like(tensor, device="cpu") for _ in range(RANKS)]
+    dist.all_gather(both, tensor.cpu().contiguous())
     return both
 
 
@@ -63,8 +65,8 @@ def _check_equal(bnn: varlap.BNN) -> None:
         assert torch.equal(one, other), name
 
 
-def _train_twenty_steps(folder: Path) -> None:
-    bnn = _network()
+def _train_twenty_steps(folder: Path, device: str = "cpu") -> None:
+    bnn = _network().to(device)
     if dist.get_rank():  # weights that differ at first: the first rank's count
         with torch.no_grad():
             bnn.network[0].weight += 1
@@ -76,6 +78,29 @@ def _train_twenty_steps(folder: Path) -> None:
 
 def test_two_ranks_have_the_same_parameters_after_twenty_steps(tmp_path: Path):
     _ranks(_train_twenty_steps, tmp_path)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_two_ranks_on_a_gpu_have_the_same_parameters_after_twenty_steps(tmp_path: Path):
+    _ranks(_train_twenty_steps, tmp_path, "cuda:0")
+
+
+def _take_steps_alone_and_by_nccl(folder: Path) -> None:
+    x, y = (tensor.cuda() for tensor in _data(9))
+    ends = []
+    for world in (None, World(rank=0, size=1, device=torch.device("cuda:0"))):
+        bnn = _network().double().to("cuda:0")
+        step = varlap.TrainingStep(bnn, varlap.VL(41, 0.1), varlap.adam(bnn, 1e-2), world=world, compiled=False)
+        for number in range(9):
+            step(x.double(), y, number=number)
+        ends.append(bnn.state_dict())
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(tensor, ends[1][name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_through_nccl_equal_those_of_a_process_of_its_own(tmp_path: Path):
+    _ranks(_take_steps_alone_and_by_nccl, tmp_path, ranks=1, backend="nccl")  # a GPU serves one rank of NCCL
 
 
 def _count_all_reduces(folder: Path) -> None:
