@@ -27,7 +27,13 @@ def made_result(method: str, beta: float, *, data: str = "cifar10", num_epochs: 
         test[way] = {"nll": nll + 0.05 * on_test, **scores, **outside, **fitted}
         validation[way] = {"nll": nll + 0.05 * away, **scores, **fitted} if chosen.validation else {}
     history = tuple(
-        {"epoch": epoch, "elbo": -1.5 / (1 + epoch * chosen.log_sigma_lr_multiplier / 10) - beta, "seconds": seconds}
+        {
+            "epoch": epoch,
+            "elbo": -1.5 / (1 + epoch * chosen.log_sigma_lr_multiplier / 10) - beta,
+            "log_likelihood": -1.0 / (1 + epoch),
+            **({"validation_nll": 0.2 + 1.0 / (1 + epoch)} if chosen.validation else {}),
+            "seconds": seconds,
+        }
         for epoch, seconds in enumerate([60.0] + [SECONDS[method]] * (num_epochs - 1))
     )
     kept = {way: scores for way, scores in validation.items() if scores}

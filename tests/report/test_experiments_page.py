@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from varlap.experiments import Store
+from varlap.experiments.final_line import recorded
 from varlap.experiments.ways import Key
 from varlap.report.sweeps import Sweep, sweeps
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
 PAGE = (ROOT / "docs" / "experiments.md").read_text() if RESULTS.is_dir() else ""
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are not part of a source distribution")
-ROWS: dict[str, Key] = {
+SWEEP: dict[str, Key] = {
     "VL": ("vl", "mean"),
     "VI, mean network": ("vi", "mean"),
     "VI, 10 samples": ("vi", "sampled"),
@@ -21,19 +22,38 @@ ROWS: dict[str, Key] = {
     "MAP with a temperature, 1.62": ("map", "scaled"),
     "VL with a temperature, 1.02": ("vl", "scaled"),
 }
+FINAL: dict[str, Key] = {
+    "VL": ("vl", "mean"),
+    "VI, 10 samples": ("vi", "sampled"),
+    "MAP": ("map", "mean"),
+    "MAP with a temperature, 2.81": ("map", "scaled"),
+    "MAP, linearised Laplace": ("map", "linearised"),
+    "VL with a temperature, 1.36": ("vl", "scaled"),
+    "VL, linearised": ("vl", "linearised"),
+}
+PARTS = [(50, name, key) for name, key in SWEEP.items()] + [(200, name, key) for name, key in FINAL.items()]
 
 
-def _sweep() -> Sweep:
-    (sweep,) = sweeps(Store(RESULTS))
-    assert (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) == ("cifar10", "ours", 50)
+def _sweep(epochs: int = 50) -> Sweep:
+    store = Store(RESULTS)
+    (sweep,) = [
+        sweep
+        for sweep in sweeps(store, recorded(store))
+        if (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) == ("cifar10", "ours", epochs)
+    ]
     return sweep
 
 
-@pytest.mark.parametrize(("name", "key"), ROWS.items())
-def test_a_row_of_the_page_is_what_the_results_say(name: str, key: Key):
-    row = next(line for line in PAGE.splitlines() if line.replace("*", "").startswith(f"| {name} |"))
+def _section(start: str) -> str:
+    return PAGE.partition(start)[2].partition("\n### ")[0]
+
+
+@pytest.mark.parametrize(("epochs", "name", "key"), PARTS)
+def test_a_row_of_the_page_is_what_the_results_say(epochs: int, name: str, key: Key):
+    section = _section(f"### CIFAR-10, our recipe, {epochs} epochs")
+    row = next(line for line in section.splitlines() if line.replace("*", "").startswith(f"| {name} |"))
     beta, nll, _, accuracy, _, ece, _, auroc = (cell.strip(" *%") for cell in row.split("|")[2:10])
-    choice = _sweep().choices()[key]
+    choice = _sweep(epochs).choices()[key]
     (run,) = choice.by_validation
     scores = run.test[key[1]]
     assert float(beta) == choice.beta
@@ -45,11 +65,16 @@ def test_a_row_of_the_page_is_what_the_results_say(name: str, key: Key):
         assert f"{scores['temperature']:.2f}" in name
 
 
+def test_every_choice_of_the_results_has_its_row():
+    assert set(_sweep(50).choices()) == set(SWEEP.values())
+    assert set(_sweep(200).choices()) == set(FINAL.values())
+
+
 def test_what_the_page_says_about_choosing_by_test_images_is_so():
     choices = _sweep().choices()
-    for key in ROWS.values():
+    for key in SWEEP.values():
         assert (choices[key].beta == choices[key].by_test[0].spec.beta) == (key[1] != "scaled"), key
-    best = {key[0]: choices[key].by_test[0] for key in ROWS.values() if key[1] == "scaled"}
+    best = {key[0]: choices[key].by_test[0] for key in SWEEP.values() if key[1] == "scaled"}
     told = re.search(r"would have chosen ([\d.]+) for MAP \(([\d.]+)\) and ([\d.]+) for VL \(([\d.]+)\)", PAGE)
     assert told is not None
     for method, beta, nll in (("map", *told.groups()[:2]), ("vl", *told.groups()[2:])):
@@ -57,9 +82,11 @@ def test_what_the_page_says_about_choosing_by_test_images_is_so():
         assert best[method].test["scaled"]["nll"] == pytest.approx(float(nll), abs=5.1e-4)
 
 
-def test_the_readme_has_the_same_numbers():
-    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if "crops and flips, 50 epochs" in line)
-    choices = _sweep().choices()
+@pytest.mark.parametrize("epochs", [50, 200])
+def test_the_readme_has_the_same_numbers(epochs: int):
+    readme = (ROOT / "README.md").read_text().splitlines()
+    row = next(line for line in readme if f"crops and flips, {epochs} epochs" in line)
+    choices = _sweep(epochs).choices()
     keys: tuple[Key, ...] = (("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("vi", "sampled"))
     for key in keys:
         (run,) = choices[key].by_validation

@@ -15,7 +15,7 @@ from varlap.errors import DataError
 from varlap.experiments import RunSpec, Store
 from varlap.experiments.final_line import FinalLine, FinalRow
 from varlap.report.reproduction import write_reproduction
-from varlap.report.sweep_figures import figure_1, figure_2
+from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
 from varlap.report.sweeps import how_beta_was_chosen, sweeps, table_1, table_2, table_of_all_ways, table_of_runs
 
 
@@ -55,6 +55,24 @@ def test_numbers_of_another_network_have_none_of_the_papers_beside_them():
     table = table_1(sweep)
     assert table is not None
     assert not [column.key for column in (*table.columns, *table_2(sweep).columns) if column.key.startswith("paper")]
+
+
+def test_a_title_says_what_is_not_as_in_the_recipe():
+    usual, other = sweeps([made_result("vl", 0.1), made_result("vl", 0.1, model="convnet", num_train=10_000, lr=3e-3)])
+    assert usual.title == "cifar10, paper recipe, 4 epochs"
+    assert other.title == "cifar10, paper recipe, 4 epochs, model convnet, lr 0.003, num_train 10000"
+    (alone,) = sweeps([other.results[0]])
+    assert alone.title == other.title
+
+
+def test_the_chosen_runs_are_drawn_over_the_epochs():
+    (sweep,) = sweeps(made_sweep())
+    (drawn,) = over_epochs(sweep, "cifar10")
+    assert drawn.name == "cifar10-over-epochs"
+    for name in ("VL", "VI", "MAP"):
+        assert name in drawn.picture.alt
+    (untold,) = sweeps([dataclasses.replace(run, history=()) for run in made_sweep()])
+    assert over_epochs(untold, "cifar10") == []
 
 
 def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
@@ -209,7 +227,7 @@ def test_runs_of_other_epochs_recipes_or_sizes_are_never_put_side_by_side():
     results = [made_result("vl", 0.1), made_result("vl", 0.1, num_epochs=9), made_result("vl", 0.1, width=32)]
     titles = [sweep.title for sweep in sweeps(results)]
     assert titles[0] == "cifar10, paper recipe, 9 epochs"
-    assert sorted(titles[1:]) == [f"cifar10, paper recipe, 4 epochs, width {width}" for width in (32, 64)]
+    assert sorted(titles[1:]) == ["cifar10, paper recipe, 4 epochs", "cifar10, paper recipe, 4 epochs, width 32"]
 
 
 def _faster() -> list:
@@ -254,7 +272,7 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     content = json.loads((tmp_path / "report.json").read_text())
     assert [section["title"] for section in content["sections"]] == [
         "cifar10, paper recipe, 20 epochs",
-        "cifar10, paper recipe, 3 epochs",
+        "cifar10, paper recipe, 3 epochs, validation 0.0",
     ]
     assert list(content["sections"][1]["tables"]) == ["Table 2"]
     rows = content["sections"][0]["tables"]["Table 1"]["rows"]
@@ -270,7 +288,7 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     for name in re.findall(r"\]\((figures/.*?)\)", markdown):
         assert (tmp_path / name).is_file()
         assert (tmp_path / name).with_suffix(".svg").is_file()
-    assert len(list((tmp_path / "figures").iterdir())) == 6
+    assert len(list((tmp_path / "figures").iterdir())) == 8
     again = write_reproduction(store, tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
 

@@ -1,5 +1,6 @@
 """Experiments as data files: each is a grid of settings, and becomes a list of specs."""
 
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping
@@ -124,6 +125,19 @@ def _with_own_betas(point: dict[str, Any]) -> list[dict[str, Any]]:
     if method not in betas:
         raise ConfigError(f"beta has no values for the method {method!r}; add {method} = [...] to [grid.beta]")
     return [point | {"beta": beta} for beta in _listed(f"beta.{method}", betas[method])]
+
+
+def recipe_settings(recipe: str) -> dict[str, Any]:
+    """Return how a recipe trains, whatever for and how long; nothing for one that an experiment has made up.
+
+    >>> recipe_settings("ours")["lr"], recipe_settings("miniature")
+    (0.001, {})
+    """
+    if recipe not in RECIPES:
+        return {}
+    usual = dataclasses.asdict(RunSpec("digits", "vl", 1.0, **RECIPES[recipe]))
+    said_elsewhere = ("data", "method", "beta", "seed", "recipe", "epochs", "linearised")
+    return {name: value for name, value in usual.items() if name not in said_elsewhere}
 
 
 def paper_numbers(what: str) -> dict[str, Any]:

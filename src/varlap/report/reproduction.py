@@ -15,7 +15,7 @@ from varlap.files import finite
 from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
-from varlap.report.sweep_figures import Drawn, figure_1, figure_2
+from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
 from varlap.report.sweeps import (
     Sweep,
     how_beta_was_chosen,
@@ -147,6 +147,9 @@ def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
     if table_1(part) is not None and (drawn := figure_1(part, prefix)):
         words = "How well each method does over β. The log-likelihood is the mean over test images, in nats."
         found.append((_group("Figure 1", words, drawn), drawn))
+    if drawn := over_epochs(part, prefix):
+        words = "Who overfits? What each method's chosen run says of images it learns from, and of images it does not."
+        found.append((_group("Over the epochs", words, drawn), drawn))
     for beta, drawn in figure_2(part, prefix).items():
         words = (
             "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "

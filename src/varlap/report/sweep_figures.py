@@ -1,5 +1,6 @@
-"""Figures 1 and 2 of the paper, from the results of `varlap reproduce`."""
+"""Figures 1 and 2 of the paper, and how the chosen runs learn, from the results of `varlap reproduce`."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from varlap.experiments import Result
 from varlap.experiments.grid import paper_numbers
+from varlap.experiments.spec import Method
 from varlap.experiments.ways import NAMES, PAPERS, Way
 from varlap.plot import style
 from varlap.report.figures import Picture, as_png, draw_picture
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 _SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood", "ece": "ECE"}
 _FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
 _NAMES = {"vi": "VI", "vl": "VL"}
-_COLOURS = {"vl": 0, "vi": 1}  # as in Figure 1
+_COLOURS = {"vl": 0, "vi": 1, "map": 3}  # as in Figure 1
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
 
@@ -73,6 +75,42 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
             + (" Dotted: the paper's best value." if theirs else ""),
         )
         for score in _SCORES
+    ]
+
+
+def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
+    """Draw the NLL of training and held-out images over the epochs, for the run that each method has chosen."""
+    chosen: dict[Method, Result] = {}
+    for key, choice in sweep.choices().items():
+        run = choice.by_validation[0]
+        if key in PAPERS and sum("validation_nll" in row for row in run.history) > 1:
+            chosen.setdefault(key[0], run)
+    if not chosen:
+        return []
+
+    def draw() -> "Axes":
+        ax = style.axes_for(None, "over_epochs")
+        for method, run in chosen.items():
+            epochs = [row["epoch"] + 1 for row in run.history]
+            colour = style.colour(_COLOURS[method])
+            held_out = [row.get("validation_nll", math.nan) for row in run.history]
+            ax.plot(epochs, held_out, color=colour, label=f"{method.upper()}, β {run.spec.beta:g}")
+            ax.plot(epochs, [-row["log_likelihood"] for row in run.history], color=colour, linestyle=":")
+        style.tidy(ax, "epoch", "NLL (nats)")
+        ax.set_yscale("log")
+        ax.xaxis.set_major_locator(style.whole_numbers())
+        style.legend(ax)
+        return ax
+
+    last = ", ".join(f"{method.upper()} {run.history[-1]['validation_nll']:.3f}" for method, run in chosen.items())
+    return [
+        _drawn(
+            f"{prefix}-over-epochs",
+            draw,
+            f"NLL of training and held-out images over the epochs on {sweep.title}; held-out at the end: {last}",
+            "NLL over the epochs by the mean network: held-out images (lines) and training images (dotted; for VI with "
+            "weights drawn anew in each step).",
+        )
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from varlap.experiments import Evaluated, Result, RunSpec
 from varlap.experiments.choice import Choice, choose
 from varlap.experiments.final_line import FinalLine
-from varlap.experiments.grid import paper_numbers
+from varlap.experiments.grid import paper_numbers, recipe_settings
 from varlap.experiments.ways import NAMES, PAPERS, Key
 from varlap.report.sections import Method
 from varlap.report.sources import Entry
@@ -327,14 +327,15 @@ def _run_name(spec: RunSpec) -> str:
 
 
 def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
-    """Name a group, with what tells it from others of the same data, recipe and epochs."""
+    """Name a group, with what differs from its recipe, and what tells it from others of the same data and epochs."""
     same = [
         other for other in specs if (other.data, other.recipe, other.epochs) == (spec.data, spec.recipe, spec.epochs)
     ]
+    usual = recipe_settings(spec.recipe)
     told = [
-        f"{field.name} {getattr(spec, field.name)}"
-        for field in dataclasses.fields(spec)
-        if len({getattr(other, field.name) for other in same}) > 1
+        f"{name} {value}"
+        for name, value in dataclasses.asdict(spec).items()
+        if (value != usual[name] if name in usual else len({getattr(other, name) for other in same}) > 1)
     ]
     return ", ".join([spec.data, f"{spec.recipe} recipe", _epochs(spec.epochs), *told])
 
