@@ -102,3 +102,28 @@ def test_variances_that_move_or_have_no_gradient_are_not(objective: Any, train: 
             optimizer.step()
             optimizer.zero_grad()
             loss.update_variances(bnn)
+
+
+@pytest.mark.parametrize("objective", [varlap.VL, varlap.MAP, varlap.VI])
+def test_the_size_of_a_batch_given_for_that_of_the_data_is_told_once(objective: Any):
+    bnn, loss = varlap.BNN(nn.Linear(4, 3)), objective(num_data=4)
+    loss(bnn, X[:4], Y[:4])
+    with pytest.warns(VarlapWarning, match=r"num_data=4 is the size of a batch, and other batches hold other") as said:
+        loss(bnn, X[4:], Y[4:])
+    assert said[0].filename == __file__
+    assert f"{objective.__name__}(num_data=len(train_set))" in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(bnn, X[:4], Y[:4])
+
+
+def test_the_whole_data_in_another_order_are_left_in_peace():
+    bnn, y = varlap.BNN(nn.Linear(4, 2), "gaussian"), torch.randn(8, 2)
+    loss = varlap.VL(num_data=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for order in (torch.arange(8), torch.randperm(8), torch.randperm(8)):
+            loss(bnn, X[order], y[order])
+        smaller = varlap.VL(num_data=100)
+        for part in (slice(0, 4), slice(4, 8)):
+            smaller(bnn, X[part], y[part])

@@ -1,4 +1,5 @@
-"""Warnings about what runs without an error and learns little: probabilities for logits, variances left alone."""
+"""Warnings about what runs without an error and learns little: probabilities for logits, variances left alone, a
+batch's size for that of the data."""
 
 import warnings
 import weakref
@@ -7,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from varlap import tree
 from varlap.errors import VarlapWarning
 from varlap.likelihoods import Bernoulli, Categorical
+from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 
 if TYPE_CHECKING:
@@ -76,6 +79,35 @@ class VarianceWatch:
                     VarlapWarning,
                     stacklevel=3,
                 )
+
+
+class SizeWatch:
+    """Warns once if two batches of `num_data` items hold different targets: there are more data than that."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._at_first: list[Tensor] = []
+
+    def see(self, batch: Batch, num_data: int, what: str) -> None:
+        """Look at the targets of a first and a second batch, in whatever order they come."""
+        if self._is_over:
+            return
+        if batch.size < num_data:
+            self._is_over = True
+            return
+        targets = [tensor.detach().flatten().sort().values for tensor in tree.tensors(batch.y)]
+        if not self._at_first:
+            self._at_first = [tensor.clone() for tensor in targets]
+            return
+        same = all(map(_equal, self._at_first, targets))
+        self._is_over, self._at_first = True, []
+        if not same:
+            warnings.warn(
+                f"num_data={num_data} is the size of a batch, and other batches hold other targets, so the training "
+                f"set is larger and the KL weighs too much: give its whole size, {what}(num_data=len(train_set))",
+                VarlapWarning,
+                stacklevel=3,
+            )
 
 
 def _equal(first: Tensor, now: Tensor) -> bool:

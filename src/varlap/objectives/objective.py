@@ -14,7 +14,7 @@ from torch import Tensor
 from varlap import tree
 from varlap.curvature.protocol import gradients
 from varlap.errors import ConfigError, NetworkError
-from varlap.objectives.mistakes import VarianceWatch, warn_about_probabilities
+from varlap.objectives.mistakes import SizeWatch, VarianceWatch, warn_about_probabilities
 from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
@@ -114,7 +114,7 @@ class Objective(ABC):
         self.gradient_scale = 1.0
         """keeps half-precision gradients from underflow; it does not change what they are"""
         self._automatic: Automatic | None = None
-        self._watch = VarianceWatch()
+        self._watch, self._size_watch = VarianceWatch(), SizeWatch()
 
     @final
     def __call__(
@@ -154,6 +154,7 @@ class Objective(ABC):
                 evaluation = self.value_and_gradients(context)
                 _check_evaluation(evaluation, at)
         if with_grad:
+            self._size_watch.see(batch, self.num_data, type(self).__name__)
             if self._trains_variances():
                 self._watch.see(bnn, type(self).__name__)
             write(evaluation.updates)
