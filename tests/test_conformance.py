@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import distributions, nn
@@ -254,10 +255,15 @@ def test_every_objective_refuses_to_guess_the_number_of_data(objective):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_an_objective_without_a_step_counts_its_calls_and_only_those_with_gradients(objective):
     bnn, x, y = make_bnn("categorical", "fan-in")
-    counted, told = OBJECTIVES[objective](), OBJECTIVES[objective]()
+    other, counted, told = copy.deepcopy(bnn), OBJECTIVES[objective](), OBJECTIVES[objective]()
     for step in range(3):
-        other = copy.deepcopy(bnn)
         with torch.no_grad():
             counted(copy.deepcopy(bnn), x, y)
         assert torch.equal(counted(bnn, x, y).loss, told(other, x, y, step=step).loss)
     assert (counted.num_calls, told.num_calls) == (3, 0)
+
+
+def test_a_step_is_the_same_whatever_kind_of_whole_number_it_is():
+    bnn, x, y = make_bnn("categorical", "fan-in")
+    values = [varlap.VL(100)(bnn, x, y, step=step).loss for step in (3, np.int64(3), torch.tensor(3))]  # type: ignore[arg-type]
+    assert values[0] == values[1] == values[2]

@@ -6,6 +6,7 @@ step: the same numbers give the same stream.
 
 import contextlib
 import hashlib
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,7 +25,8 @@ def derive_seed(*parts: int | str) -> int:
     >>> derive_seed(0, "labels", 7) == derive_seed(0, "labels", 8)
     False
     """
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    plain = tuple(part if isinstance(part, str) else operator.index(part) for part in parts)  # NumPy's 3 is 3
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

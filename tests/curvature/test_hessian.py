@@ -19,6 +19,11 @@ WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0], dtype=torch.float64)
 IN_TRAINING_MODE = [c for c in CASES if c.name in ("batch-norm", "attention", "gru", "shared-frozen-unused", "tuples")]
 
 
+def test_vl_hessian_refuses_a_curvature_that_remembers():
+    with pytest.raises(ConfigError, match=r"VLHessian\(curvature=Fisher.* cannot remember a curvature"):
+        varlap.VLHessian(100, curvature=varlap.Fisher(fraction=0.25, memory=0.9))  # type: ignore[arg-type]
+
+
 class Elementwise(nn.Module):
     """Outputs a function of one weight each, so that the Hessian is diagonal."""
 

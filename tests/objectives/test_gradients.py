@@ -355,3 +355,24 @@ def test_likelihoods_own_parameters_get_the_same_gradient_held_or_whole_for_the_
     name = "likelihood.log_noise"
     curvature = objective(bnn, x, y, step=STEP).curvature
     assert abs(with_curvature[name] - without[name] - -2 * curvature) < 1e-12
+
+
+class WithNoise(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.log_noise = nn.Parameter(torch.tensor(0.3))
+
+
+def test_a_parameter_that_network_and_likelihood_share_counts_once():
+    def gradient(shared: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        network = WithNoise()
+        likelihood = varlap.likelihoods.Gaussian()
+        log_noise = network.log_noise if shared else nn.Parameter(torch.tensor(0.3))
+        likelihood.log_noise = log_noise
+        bnn = varlap.BNN(network, likelihood, select=["weight", "bias"])
+        varlap.MAP(10, beta=0)(bnn, torch.ones(4, 2), torch.arange(4.0)[:, None]).loss.backward()
+        assert log_noise.grad is not None
+        return log_noise.grad
+
+    torch.testing.assert_close(gradient(shared=True), gradient(shared=False), rtol=1e-6, atol=0)

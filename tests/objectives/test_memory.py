@@ -1,5 +1,8 @@
 """What an objective remembers: one network's, only of sound steps, and back after a resume."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 import varlap
 from cases import CASES, FAST
 from varlap.errors import ConfigError, NetworkError, VarlapWarning
+from varlap.objectives.running import RunningMean, write
 
 
 def test_looking_without_gradients_before_the_first_step_leaves_no_memory():
@@ -26,6 +30,53 @@ def test_one_objective_does_not_remember_two_networks():
     with torch.no_grad():
         objective(second, x, y)  # looking is allowed
     varlap.VL(100)(first, x, y)
+    del first
+    with pytest.raises(ConfigError, match="remembers the curvature of another network"):
+        objective(second, x, y)  # though the first one is gone
+
+
+def test_a_copy_or_a_loaded_state_goes_on_with_the_network_it_is_called_with():
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, curvature=FAST)
+    expected = [objective(bnn, x, y).curvature for _ in range(3)]
+    begun = varlap.VL(100, curvature=FAST)
+    begun(bnn, x, y)
+    other_bnn, copied = copy.deepcopy((bnn, begun))
+    loaded = varlap.VL(100, curvature=FAST)
+    loaded.load_state_dict(pickle.loads(pickle.dumps(begun)).state_dict())
+    for again in (copied, loaded):
+        assert torch.equal(again(other_bnn, x, y).curvature, expected[1])
+
+
+def test_a_state_of_another_objective_is_refused_and_nothing_is_taken_of_it():
+    bnn, x, y = CASES[0].make()
+    plain, remembering = varlap.VL(100, curvature=varlap.Fisher()), varlap.VL(100, curvature=FAST)
+    plain(bnn, x, y)
+    with pytest.raises(ConfigError, match="the state has no 'fisher', which VL needs: it is that of another objective"):
+        remembering.load_state_dict(plain.state_dict())
+    assert remembering.num_calls == 0
+
+
+def test_a_memory_that_was_loaded_on_another_device_follows_the_network():
+    running = RunningMean(0.9)
+    write([(running, running.including({"w": torch.ones(2)})[1])])
+    running.move_to(torch.device("meta"))
+    assert {tensor.device.type for tensor in running.sums.values()} == {"meta"}
+
+
+def test_a_point_estimate_that_is_unfrozen_begins_the_memory_of_gradients_anew():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2))
+    bnn = varlap.BNN(network, select="2.*")
+    network[0].requires_grad_(False)
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    objective = varlap.VL(100, curvature=FAST)
+    for _ in range(5):
+        objective(bnn, x, y)
+    network[0].requires_grad_(True)
+    for _ in range(5):
+        objective(bnn, x, y).loss.backward()
+    assert bool(network[0].weight.grad.abs().sum() > 0)
 
 
 def test_resumed_closed_form_uses_the_beta_of_the_step_it_stopped_at():

@@ -284,12 +284,27 @@ def test_any_failure_of_one_rank_is_a_failure_of_all(tmp_path: Path):
     _ranks(_fail_differently, tmp_path)
 
 
+class Masked(nn.Linear):
+    """With constants that averaging would spoil: 0 · −∞ of a rank without items, and 0.1 to the last bit."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, float("-inf")]))
+        self.register_buffer("scale", torch.tensor(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale + self.mask.clamp(min=-1)
+
+
 def _share_unevenly(folder: Path) -> None:
     data_set = torch.utils.data.TensorDataset(*_data(9))
     torch.manual_seed(0)
-    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 3)))
+    bnn = varlap.BNN(Masked())
+    constants = {name: buffer.clone() for name, buffer in bnn.network.named_buffers()}
     varlap.fit(bnn, varlap.VL(9, 0.1), data_set, epochs=2, batch_size=4, progress="none")  # the last batch has one
     _check_equal(bnn)
+    for name, buffer in bnn.network.named_buffers():
+        assert torch.equal(buffer, constants[name]), name
     with pytest.raises(varlap.errors.BatchError, match="batch norm cannot estimate the variance"):
         varlap.fit(_network(), varlap.VL(39, 0.1), _data(39), epochs=1, batch_size=9, progress="none")
     with pytest.raises(varlap.errors.BatchError, match="batches of 1 items cannot be shared by 2 ranks"):

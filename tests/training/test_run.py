@@ -542,6 +542,26 @@ def test_checkpoints_after_epochs_keep_their_pause_but_the_last_is_always_writte
     assert [int(name.removeprefix("step-")) for name in saved] == [5, STEPS]
 
 
+def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_needs_no_pause(tmp_path: Path):
+    _fit(_bnn(), out=tmp_path, num_checkpoints=99, save_pause_s=1e6, save_every=5)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert [int(name.removeprefix("step-")) for name in saved] == list(range(5, STEPS + 1, 5))
+
+
+def test_a_run_that_stops_early_just_in_time_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("varlap.training.loop.time", clock)
+    settings: dict[str, Any] = {"validation": _data(20), "epochs": 60, "patience": 3, "keep": "best", "lr": 0.1}
+    alone, stopped = _bnn(), _bnn()
+    history = _fit(alone, **settings)
+    last = int(history.epochs[-1]["step"])
+    assert last < 60 * history.epochs[0]["step"]
+    late = _at(last - 1, lambda _: now.__setitem__(0, 10.0))
+    assert _rows(_fit(stopped, late, out=tmp_path, time_limit_s=10.0, **settings)) == _rows(history)
+    assert _same_bits(alone, stopped)
+
+
 # -- what else fit does -----------------------------------------------------------------------------------------------
 
 

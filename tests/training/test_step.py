@@ -201,6 +201,18 @@ def test_closed_form_variances_stay_where_a_traced_step_is_not_sound(unsound: bo
     assert torch.equal(bnn.log_sigma["0.weight"], before) == unsound
 
 
+def test_an_unsound_step_is_skipped_by_any_optimizer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "compile_graph", _uncompiled)
+    bnn, x, y = CASES[0].make()
+    step = varlap.TrainingStep(bnn, varlap.VL(100), varlap.adam(bnn), compiled=True, on_nonfinite="skip")
+    for number in range(6):
+        step(x, y, number=number)
+    before = [tensor.clone() for tensor in bnn.state_dict().values()]
+    assert step.take(x * float("nan"), y, number=6)[3] == 0
+    assert all(map(torch.equal, before, bnn.state_dict().values()))
+    step.check()
+
+
 def test_an_unknown_precision_is_refused():
     bnn, _, _ = CASES[0].make()
     with pytest.raises(varlap.errors.ConfigError, match="precision='fp8': choose 'fp32', 'bf16' or 'fp16'"):

@@ -207,6 +207,12 @@ class Objective(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned."""
+        missing = [name for name in ("num_calls", "last_step", *self.running_means()) if name not in state]
+        if missing:
+            raise ConfigError(
+                f"the state has no {missing[0]!r}, which {type(self).__name__} needs: it is that of another objective; "
+                "make this one with the curvature and the variances that the saved one had"
+            )
         self.num_calls, self.last_step = int(state["num_calls"]), int(state["last_step"])
         for name, running in self.running_means().items():
             running.load_state_dict(state[name])

@@ -41,7 +41,8 @@ class RunningMean:
 
     def including(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the mean that includes these values, and the sums that make it the present one."""
-        old = self.sums or zero_sums(values)
+        known = self.sums.keys() == {*values, WEIGHT}  # else a parameter was frozen or unfrozen: begin again
+        old = self.sums if known else zero_sums(values)
         new = {name: torch.lerp(old[name].to(value), value, 1 - self.decay) for name, value in values.items()}
         new[WEIGHT] = self.decay * old[WEIGHT].to(next(iter(values.values())).device) + (1 - self.decay)
         return _normalised(new), new
@@ -58,6 +59,11 @@ class RunningMean:
             yield
         finally:
             self.sums = own
+
+    def move_to(self, device: torch.device) -> None:
+        """Put the sums on the device of the network, if they were loaded from elsewhere."""
+        if self.sums and self.sums[WEIGHT].device != device:
+            self.sums = {name: tensor.to(device) for name, tensor in self.sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the sums."""

@@ -4,7 +4,7 @@ import contextlib
 import warnings
 import weakref
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,15 +81,17 @@ class VL(Objective):
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
     def inspect(self, context: Context) -> None:
-        """Warn once about activations that lose their curvature; refuse to mix the memories of two networks."""
+        """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
         warn_about_kinks(self, context)
-        if self.running_means() and context.with_gradients:
-            owner = self._owner() if self._owner is not None else None
-            if owner is not None and owner is not context.bnn:
-                raise ConfigError(
-                    "this VL remembers the curvature of another network; make one objective for each: "
-                    f"VL(num_data={self.num_data}, ...)"
-                )
+        remembered = [running for running in self.running_means().values() if running]
+        if remembered and context.with_gradients and self._owner is not None and self._owner() is not context.bnn:
+            raise ConfigError(
+                "this VL remembers the curvature of another network; make one objective for each: "
+                f"VL(num_data={self.num_data}, ...)"
+            )
+        for running in remembered:
+            running.move_to(context.bnn.device)
+        if context.with_gradients:
             self._owner = weakref.ref(context.bnn)
         if self.variances == "closed-form" and context.with_gradients:
             self._calls_since_update += 1
@@ -158,6 +160,15 @@ class VL(Objective):
         if self.variances == "learnt":
             return []
         return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state that `state_dict` returned; the next network is the one that it is about."""
+        super().load_state_dict(state)
+        self._owner = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on with the network that it is called with next."""
+        return super().__getstate__() | {"_owner": None}
 
     def _trains_variances(self) -> bool:
         return self.variances == "learnt"

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from varlap.curvature import Hessian
 from varlap.curvature.protocol import checked_curvature
+from varlap.errors import ConfigError
 from varlap.objectives.curvature_term import curvature_data_term
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.objective import Context, DataTerm, Objective
@@ -45,6 +46,10 @@ class VLHessian(Objective):
     ) -> None:
         super().__init__(num_data, beta, seed, beta_warmup_steps)
         self.curvature = checked_curvature("VLHessian", Hessian() if curvature is None else curvature)
+        if self.curvature.memory:
+            raise ConfigError(
+                f"VLHessian(curvature={self.curvature!r}) cannot remember a curvature; leave memory out, or use VL"
+            )
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature."""

@@ -117,7 +117,9 @@ class BNN(nn.Module):
         """Return the trainable parameters that are not Bayesian, the likelihood's own among them."""
         chosen = {f"network.{name}": p for name, p in self.network.named_parameters() if name not in self.log_sigma}
         if isinstance(self.likelihood, nn.Module):
-            chosen |= {f"likelihood.{name}": p for name, p in self.likelihood.named_parameters()}
+            shared = {id(parameter) for parameter in self.network.parameters()}  # those count once
+            own = self.likelihood.named_parameters()
+            chosen |= {f"likelihood.{name}": p for name, p in own if id(p) not in shared}
         return {name: parameter for name, parameter in chosen.items() if parameter.requires_grad}
 
     def prior_mean_of(self, name: str) -> Tensor | float:

@@ -109,8 +109,7 @@ class Loop:
         if checkpoint is not None:
             self._state = from_checkpoint(checkpoint, self.bnn, self.optimizer, self.objective)
             self._step.gradient_scale = self._state.gradient_scale
-            finished = self._state.step == self._total or self._state.stopped
-            log.info("%s: %s at step %d", out, "finished" if finished else "carrying on", self._state.step)
+            log.info("%s: %s at step %d", out, "finished" if self._is_finished else "carrying on", self._state.step)
 
     def run(self) -> History:
         """Take the steps that are left."""
@@ -121,7 +120,7 @@ class Loop:
         self.progress.start(num_epochs=self.settings.epochs, steps_per_epoch=per_epoch, first_step=self._state.step)
         try:
             with StopRequests() as stop:
-                while self._state.step < self._total and not self._state.stopped:
+                while not self._is_finished:
                     epoch, first = divmod(self._state.step, per_epoch)
                     self._train_epoch(epoch, first, stop)
                 stop.raise_if_requested(self._state.step, saved=self.out is not None)
@@ -130,6 +129,10 @@ class Loop:
         if self.settings.keep == "best" and self._state.best:
             self.bnn.load_state_dict(self._state.best)
         return self._history
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._state.step == self._total or self._state.stopped
 
     def _train_epoch(self, epoch: int, first: int, stop: StopRequests) -> None:
         started, state, num_batches = time.perf_counter(), self._state, first
@@ -142,7 +145,7 @@ class Loop:
                     self._end_epoch(epoch, time.perf_counter() - started)
                 self._save(last=True)
                 if requested == TIME_IS_UP:
-                    if state.step == self._total:
+                    if self._is_finished:
                         return  # just in time
                     raise OutOfTime(state.step, saved=self.out is not None)
                 raise Interrupted(requested, state.step, saved=self.out is not None)
@@ -209,9 +212,9 @@ class Loop:
         self.progress.epoch(row)
         if row["sigma_over_s_max"] > RUNAWAY and self.objective.uses_variances:
             log.warning("epoch %d: the largest σ is %.0f times its prior's s", epoch, row["sigma_over_s_max"])
-        last = state.step == self._total or state.stopped
-        if last or time.monotonic() - self._saved_at >= self.settings.save_pause_s:
-            self._save(last=last)
+        due = self.settings.save_every and state.step % self.settings.save_every == 0
+        if self._is_finished or due or time.monotonic() - self._saved_at >= self.settings.save_pause_s:
+            self._save(last=self._is_finished)
 
     def _tell_loggers(self, row: dict[str, float]) -> None:
         for logger in self.loggers:

@@ -87,7 +87,8 @@ class TrainingStep:
         self._accumulate, self._clip_norm, self._world = accumulate, clip_norm, world
         # With several parts or ranks the update waits for all of them, and an optimizer that cannot skip an unsound
         # step by itself must wait for a look at it: then only the evaluations are compiled.
-        alone = accumulate == 1 and world is None and (compiled is True or self._guards_weights())
+        guarded = self._guards_weights() or (compiled is True and not self._skips)
+        alone = accumulate == 1 and world is None and guarded
         self._compiled = wanted and alone
         self._evaluates_eagerly = self._compiled or not wanted
         self._replays: dict[Hashable, tuple[Compiled, list[Any]]] = {}
@@ -159,6 +160,8 @@ class TrainingStep:
         dtype = torch.promote_types(next(self.bnn.parameters()).dtype, torch.float32)
         values = torch.zeros(3, dtype=dtype, device=self.bnn.device)
         remembers = is_ready(self.objective)  # on all ranks or on none
+        buffers = [buffer for buffer in self.bnn.network.buffers() if buffer.is_floating_point()]
+        before = [buffer.clone() for buffer in buffers]
         if num_items:
             try:
                 values = self._evaluated(x, y, weights, number).to(dtype)
@@ -166,8 +169,9 @@ class TrainingStep:
                 failure = error
         for parameter in self._trained():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        shared = [values, *(p.grad for p in self._trained() if p.grad is not None)]
-        shared += [b for b in self.bnn.network.buffers() if b.is_floating_point()]
+        # Of buffers their change is shared, so that masks of −∞ and other constants stay as they are, to the bit.
+        changes = [torch.where(b == old, 0, b - old) for b, old in zip(buffers, before, strict=True)]
+        shared = [values, *(p.grad for p in self._trained() if p.grad is not None), *changes]
         shared += self._memories() if remembers else []
         flags = [failure is not None, isinstance(failure, NonFiniteError), *(self.request == r for r in REQUESTS)]
         sums, (all_items, failures, unsound, *requests) = self._world.summed(shared, num_items, [num_items, *flags])
@@ -180,6 +184,8 @@ class TrainingStep:
             raise kind(f"step {number}: another rank {found}; nothing was changed")
         for tensor, total in zip(shared, sums, strict=True):
             tensor.detach().copy_(total / all_items)
+        for buffer, old, change in zip(buffers, before, changes, strict=True):
+            buffer.copy_(old + change)
         if not remembers and (first := self._memories()):
             self._world.average(first, weight=num_items / all_items)
         return values
