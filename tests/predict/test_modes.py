@@ -356,3 +356,19 @@ def test_sampling_warns_at_the_users_line():
         with pytest.warns(VarlapWarning) as caught:
             call()
         assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("how", ["sampled", "linearised"])
+def test_draws_with_the_variances_of_the_start_are_told_of_once(how: str, caplog: pytest.LogCaptureFixture):
+    bnn, x = varlap.BNN(torch.nn.Linear(2, 3)), torch.zeros(4, 2)
+    bnn.predict(x)
+    assert not caplog.text
+    for _ in range(2):
+        bnn.predict(x, how=how)  # type: ignore[arg-type]
+    assert caplog.text.count("the variances are those of the start: MAP does not train them") == 1
+    caplog.clear()
+    trained = varlap.BNN(torch.nn.Linear(2, 3))
+    with torch.no_grad():
+        trained.log_sigma["weight"] += 0.1
+    trained.predict(x, how=how)  # type: ignore[arg-type]
+    assert not caplog.text

@@ -82,6 +82,21 @@ def test_what_the_page_says_about_choosing_by_test_images_is_so():
         assert best[method].test["scaled"]["nll"] == pytest.approx(float(nll), abs=5.1e-4)
 
 
+@pytest.mark.parametrize("epochs", [12, 25, 50, 100])
+def test_the_best_beta_of_a_length_is_what_the_results_say(epochs: int):
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {epochs} | "))
+    beta, nll, temperature, at_first, map_beta, map_nll = map(float, row.split("|")[2:8])
+    (sweep,) = [sweep for sweep in sweeps(Store(ROOT / "results" / "length")) if sweep.spec.epochs == epochs]
+    choices = sweep.choices()
+    vl, of_map = choices["vl", "mean"], choices["map", "mean"]
+    (first,) = [run for run in sweep.of("vl") if run.spec.beta == 0.01]
+    assert (vl.beta, of_map.beta, vl.num_trials, of_map.num_trials) == (beta, map_beta, 4, 4)
+    told = {nll: vl.by_validation[0], at_first: first, map_nll: of_map.by_validation[0]}
+    for number, run in told.items():
+        assert run.test["mean"]["nll"] == pytest.approx(number, abs=5.1e-4)
+    assert vl.by_validation[0].test["scaled"]["temperature"] == pytest.approx(temperature, abs=5.1e-3)
+
+
 @pytest.mark.parametrize("epochs", [50, 200])
 def test_the_readme_has_the_same_numbers(epochs: int):
     readme = (ROOT / "README.md").read_text().splitlines()

@@ -268,7 +268,7 @@ def test_whatever_decides_what_a_run_computes_tells_it_from_others(tmp_path: Pat
 def test_other_data_or_another_network_of_the_same_size_are_another_run(tmp_path: Path):
     _fit(_bnn(), out=tmp_path)
     x, y = _data()
-    with pytest.raises(ConfigError, match="it has fingerprint="):
+    with pytest.raises(ConfigError, match="it has data of fingerprint="):
         varlap.fit(_bnn(), _objective(), (x, y.flip(0)), augment=_noise, out=tmp_path, **SETTINGS)
     other = _bnn()
     other.network[2] = nn.Tanh()

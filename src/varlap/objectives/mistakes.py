@@ -59,9 +59,16 @@ class VarianceWatch:
     def __init__(self) -> None:
         self._num_calls = 0
         self._at_first: list[Tensor] = []
+        self._network: weakref.ref[BNN] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy watches the network that it sees next."""
+        return vars(self) | {"_network": None}
 
     def see(self, bnn: BNN, what: str) -> None:
         """Count a call."""
+        if self._network is None or self._network() is not bnn:
+            self._num_calls, self._network = 0, weakref.ref(bnn)
         if self._num_calls > CALLS_WITHOUT_UPDATE:
             return
         watched = [min(tensors, key=Tensor.numel) for tensors in (bnn.means().values(), bnn.log_sigma.values())]

@@ -100,7 +100,7 @@ class Objective(ABC):
         if isinstance(num_data, bool) or not isinstance(num_data, Real) or num_data < 1 or num_data % 1 != 0:
             raise ConfigError(f"{name}(num_data={num_data!r}) must be a whole number of items, at least 1")
         if not isinstance(beta, Real) or not (beta >= 0 and math.isfinite(beta)):
-            raise ConfigError(f"{name}(beta={beta}) must be finite and not negative; 1 is Bayes, less is tempered")
+            raise ConfigError(f"{name}(beta={beta!r}) must be finite and not negative; 1 is Bayes, less is tempered")
         if beta_warmup_steps < 0:
             raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps}) must not be negative")
         self.num_data = int(num_data)

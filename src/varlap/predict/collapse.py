@@ -1,11 +1,19 @@
-"""When weight samples are likely to predict far worse than the mean network."""
+"""When draws of the weights tell little: they predict far worse than the mean network, or nothing has set σ."""
+
+import logging
+import weakref
 
 import torch
 
 from varlap.errors import warn
 from varlap.posterior import BNN
+from varlap.posterior.bnn import LOG_SIGMA_START
+
+log = logging.getLogger(__name__)
 
 MOST_RELATIVE_NOISE = 0.8
+
+_told: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
 
 @torch.no_grad()
@@ -42,4 +50,18 @@ def warn_of_collapse(bnn: BNN) -> None:
             "weight samples of this posterior are likely to predict far worse than the mean network: a draw adds "
             f"{noise:.2g} times the sum of squares of the mean weights (limit {MOST_RELATIVE_NOISE}), as happens where "
             "weights × beta / data is large; use how='linearised', or how='mean' for the best NLL"
+        )
+
+
+@torch.no_grad()
+def tell_of_untrained_variances(bnn: BNN) -> None:
+    """Log, once for a network, that its variances are those it began with, as after MAP."""
+    if bnn in _told:
+        return
+    moved = (bnn.log_sigma[name] - bnn.prior_scale[name].log() - LOG_SIGMA_START for name in bnn.log_sigma)
+    if all(float(change.abs().max()) < 1e-5 for change in moved):
+        _told.add(bnn)
+        log.warning(
+            "the variances are those of the start: MAP does not train them, so what draws of the weights leave open "
+            "means nothing; set them by varlap.laplace(bnn, data), or train by varlap.VL or varlap.VI"
         )

@@ -12,7 +12,7 @@ from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
 from varlap.predict.average import average
 from varlap.predict.closed_form import closed_form as closed_form_prediction, drawn_outputs, output_gaussian
-from varlap.predict.collapse import warn_of_collapse
+from varlap.predict.collapse import tell_of_untrained_variances, warn_of_collapse
 from varlap.predict.draws import checked_num_samples
 from varlap.predict.inputs import Inputs
 from varlap.predict.linearised import linearised_outputs
@@ -76,6 +76,8 @@ def predict(
         )
     if closed_form and how != "linearised":
         raise ConfigError(f"predict(how={how!r}) has no closed form; closed_form=True goes with how='linearised'")
+    if how != "mean":
+        tell_of_untrained_variances(bnn)
     if how == "sampled":
         warn_of_collapse(bnn)
     inputs = Inputs(bnn, x, batch_size)

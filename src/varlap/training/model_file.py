@@ -88,7 +88,9 @@ def load(
     if not isinstance(network, nn.Module):
         raise NetworkError(f"load needs the network to put the weights into, got {type(network).__name__}")
     if (path / "checkpoints").is_dir():
-        raise CheckpointError(f"{path} is a run; give one of its models: {path}/model or {path}/checkpoints/step-…")
+        folders = [path / "model", *sorted((path / "checkpoints").glob("step-*"), reverse=True)]
+        models = " or ".join(str(folder) for folder in folders[:2] if folder.is_dir())
+        raise CheckpointError(f"{path} is a run; give one of its models: {models or 'so far it has none'}")
     if path.is_file():
         folder = beside(path.resolve())  # Lightning's last.ckpt may be a link to the newest one
         if not surviving(folder).is_dir():

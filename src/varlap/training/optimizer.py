@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from varlap.errors import NetworkError
 from varlap.posterior import BNN
 
 
@@ -17,6 +18,8 @@ def adam(bnn: BNN, lr: float = 1e-3, log_sigma_lr_multiplier: float = 10.0, **op
     >>> [group["lr"] for group in optimizer.param_groups]
     [0.0001, 0.001]
     """
+    if not isinstance(bnn, BNN):
+        raise NetworkError(f"adam needs a BNN, got {type(bnn).__name__}; wrap the network: varlap.BNN(network)")
     if bnn.device.type == "cuda" and not options.keys() & {"fused", "foreach"}:
         options["fused"] = True
     return torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)

@@ -91,6 +91,7 @@ class Lines:
     >>> import sys
     >>> lines = Lines(sys.stdout, clock=iter([0.0, 1.0, 7.0, 12.3]).__next__)
     >>> lines.start(num_epochs=20, steps_per_epoch=2, first_step=4)
+    carrying on after 4 steps
     >>> for number in (4, 5):
     ...     lines.step(number, num_items=25_000, values=None)
     >>> lines.epoch({"epoch": 2, "elbo": -0.412, "log_likelihood": -0.398, "lr": 8.5e-4, "seconds": 12.3})
@@ -105,10 +106,15 @@ class Lines:
         self._broken = False
 
     def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
-        """Begin to count; nothing is written yet."""
+        """Begin to count, and say so where a training is carried on."""
         self._pace.start(num_epochs, steps_per_epoch, first_step)
         self._num_items = 0
         self._broken = False
+        if first_step:
+            done = first_step == num_epochs * (steps_per_epoch or 0)
+            self._write(
+                "finished before: nothing is left to train\n" if done else f"carrying on after {first_step} steps\n"
+            )
 
     def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:  # noqa: ARG002
         """Count the step and its items."""

@@ -157,7 +157,9 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
             names = [name for name in (old.keys() | new.keys()) - NOT_COMPARED if old.get(name) != new.get(name)]
-            differences += [f"it has {_pair(n, old.get(n), new.get(n))}" for n in sorted(names)]
+            called = {"fingerprint": "data of fingerprint"}  # which alone says nothing
+            pairs = ((called.get(n, n), old.get(n), new.get(n)) for n in sorted(names))
+            differences += [f"it has {_pair(*pair)}" for pair in pairs]
         elif old != new:
             differences.append(f"it has {_pair(part, old, new)}")
     return differences

@@ -74,7 +74,7 @@ class FitSettings:
             if value is None and name == "clip_norm":
                 continue
             if not isinstance(value, int | float) or not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"fit({name}={value}) must be positive and finite")
+                raise ConfigError(f"fit({name}={value!r}) must be positive and finite")
         if not isinstance(self.save_pause_s, int | float) or not 0 <= self.save_pause_s < math.inf:
             raise ConfigError(f"fit(save_pause_s={self.save_pause_s}) must be a number of seconds, at least 0")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
