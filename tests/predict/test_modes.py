@@ -369,6 +369,6 @@ def test_draws_with_the_variances_of_the_start_are_told_of_once(how: str, caplog
     caplog.clear()
     trained = varlap.BNN(torch.nn.Linear(2, 3))
     with torch.no_grad():
-        trained.log_sigma["weight"] += 0.1
+        trained.log_sigma["weight"].add_(0.1)
     trained.predict(x, how=how)  # type: ignore[arg-type]
     assert not caplog.text
