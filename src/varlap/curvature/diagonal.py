@@ -99,7 +99,7 @@ def hessian_diagonal(
 
 
 def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
-    for number, (x, y) in enumerate(as_batches(data, batch_size)):
+    for number, (x, y) in enumerate(as_batches(data, batch_size, bnn.dtype)):
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         with torch.enable_grad():
             yield forward(bnn, checked_batch(x, y, step=number))

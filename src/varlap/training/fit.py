@@ -49,7 +49,8 @@ def fit(
         bnn: the network with its posterior; it is trained in place, and left in training mode.
         objective: VL, VI, MAP or VLHessian.
         train: a tuple (x, y) of tensors or arrays, which are moved to the device once; a map-style Dataset; or a
-            DataLoader (one that shuffles by itself cannot be carried on exactly).
+            DataLoader (one that shuffles by itself cannot be carried on exactly). Floating-point arrays of numpy take
+            the type of the weights.
         weights: one for each item of a tuple (x, y), which multiplies its log-likelihood; their square root enters the
             sampled gradient. N stays the objective's `num_data`.
         validation: data to score after each epoch, in any of these forms.
@@ -94,6 +95,7 @@ def fit(
         batch_size=chosen.batch_size,
         seed=chosen.seed,
         device=bnn.device,
+        dtype=bnn.dtype,
         num_workers=chosen.num_workers,
         share=share,
         weights=None if weights is None else torch.as_tensor(weights).to(next(bnn.network.parameters()).dtype),
