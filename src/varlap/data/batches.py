@@ -148,7 +148,7 @@ def _count_arrays(x: Any, y: Tensor) -> int:
 
 
 def _batch_length(x: Any, y: Any) -> int:
-    for _, leaf in (*tree.named_tensors(x, "x"), *tree.named_tensors(y, "y")):
+    for leaf in tree.tensors((y, x)):  # the targets first: among the inputs may be one that all items share
         if leaf.ndim:
             return len(leaf)
     raise BatchError("a batch holds no tensor whose first dimension counts its items; give num_data yourself")

@@ -19,6 +19,7 @@ from torch.utils.data import (
 from varlap import tree
 from varlap.data import as_batches, as_tensors, collate_fn, count_items
 from varlap.errors import BatchError, ConfigError
+from varlap.posterior.batch import require_divisible
 from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -222,9 +223,13 @@ class _Loader:
 
     def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:  # noqa: ARG002
         for index, (x, y) in enumerate(self._batches):
-            if index >= first:
-                whole = self._share == slice(None)
-                yield *((x, y) if whole else (tree.take(x, self._share), tree.take(y, self._share))), None
+            if index < first:
+                continue
+            if self._share != slice(None):
+                num_items = tree.leading_size(y) or 0
+                require_divisible(x, num_items, purpose="training on several ranks", instead="train in one process")
+                x, y = tree.take(x, self._share), tree.take(y, self._share)
+            yield x, y, None
 
 
 def epoch_order(num_items: int, seed: int, epoch: int) -> Tensor:
