@@ -240,9 +240,10 @@ class Loop:
         if self._outputs is None:
             with torch.no_grad(), self.bnn.evaluating():
                 first = tree.take(x, slice(0, 1)) if is_divisible(x, num_items) else x
+                first = tree.to_device(first, self.bnn.device)
                 if self.augment is not None:
                     first = self.augment(first, torch.Generator(self.bnn.device).manual_seed(0))
-                outputs = self.bnn.outputs(tree.to_device(first, self.bnn.device))
+                outputs = self.bnn.outputs(first)
             self._outputs = tree.map_tensors(Tensor.cpu, outputs)
         check_targets(self.bnn, self._outputs, tree.map_tensors(Tensor.cpu, y), num_items)
 
