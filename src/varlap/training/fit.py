@@ -1,6 +1,7 @@
 """`fit`: the training loop that can be left alone, by the fastest step that the network and the machine allow."""
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -107,7 +108,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         folder = None
         if out is not None:
-            named = {"augment": getattr(augment, "__qualname__", None), "validation": validation is not None}
+            named = {"augment": None if augment is None else _name_of(augment), "validation": validation is not None}
             spec = spec_of(bnn, objective, chosen, source.describe() | named, label)
             folder = _open_folder(Path(out), spec, resume, world)
         if folder is not None:
@@ -147,6 +148,23 @@ def _open_folder(path: Path, spec: dict[str, Any], resume: Resume, world: World 
             world.largest(1.0)
         raise refusal
     return folder
+
+
+def _name_of(value: Any) -> str:
+    """Name a callable and what it was given, so that a run is not carried on with another one.
+
+    >>> _name_of(functools.partial(_name_of, (4, "same"), flip=True, table=torch.zeros(2)))
+    "_name_of((4, 'same'), flip=True, table=Tensor)"
+    """
+    if isinstance(value, functools.partial):
+        given = [_name_of(argument) for argument in value.args]
+        given += [f"{name}={_name_of(argument)}" for name, argument in sorted(value.keywords.items())]
+        return f"{_name_of(value.func)}({', '.join(given)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_name_of, value))})"
+    if isinstance(value, bool | int | float | str | None):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _check_data(
