@@ -33,21 +33,27 @@ def named_tensors(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(value, f"{name}[{index}]")
 
 
+def map_leaves(fn: Callable[[str, Any], Any], tree: Any, name: str) -> Any:
+    """Apply a function to the name and value of each leaf, tensor or not, and keep the structure.
+
+    >>> map_leaves(lambda name, leaf: f"{name} is {leaf}", {"a": (1, None)}, "x")
+    {'a': ("x['a'][0] is 1", "x['a'][1] is None")}
+    """
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(fn, value, f"{name}[{key!r}]") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        values = (map_leaves(fn, value, f"{name}[{index}]") for index, value in enumerate(tree))
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return fn(name, tree)
+
+
 def map_tensors(fn: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Apply a function to each tensor and keep the structure; what is no tensor stays as it is.
 
     >>> map_tensors(lambda t: t.shape[0], {"a": torch.zeros(2), "b": "text"})
     {'a': 2, 'b': 'text'}
     """
-    if isinstance(tree, Tensor):
-        return fn(tree)
-    if isinstance(tree, Mapping):
-        return {key: map_tensors(fn, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(fn, value) for value in tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(map_tensors(fn, value) for value in tree)
-    return tree
+    return map_leaves(lambda _, leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree, "")
 
 
 def leading_size(tree: Any) -> int | None:

@@ -346,7 +346,7 @@ def test_inputs_that_cannot_be_split_or_read_are_refused():
     )
     with pytest.raises(BatchError, match=message):
         bnn.predict((x[0], x[1][:2]), batch_size=2)
-    with pytest.raises(BatchError, match=r"x holds an array of <U1; give numbers, such as float32 or int64"):
+    with pytest.raises(BatchError, match=r"x is an array of <U1; give numbers, such as float32 or int64"):
         bnn.predict(np.array(["a", "b"]))
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import varlap
+from varlap import tree
 from varlap.errors import BatchError, ConfigError
 from varlap.training.source import as_source
 
@@ -58,6 +59,37 @@ def test_augmentation_is_applied_with_a_stream_of_its_own():
     without, _ = _fit()
     assert len(seen) == len(set(seen)) == 15
     assert not torch.equal(with_augmentation.network[0].weight, without.network[0].weight)
+
+
+FORMS = {"arrays": lambda x, y: (x, y), "Dataset": TensorDataset, "batches": lambda x, y: [(x, y)]}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_augmentation_sees_only_what_was_moved_to_the_device(form, monkeypatch):
+    moved, seen, move = [], [], tree.to_device
+
+    def moving(part, device):
+        copied = move(tree.map_tensors(torch.clone, part), device)  # as one on another device would be
+        moved.extend(tensor.untyped_storage().data_ptr() for tensor in tree.tensors(copied))
+        return copied
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(x.untyped_storage().data_ptr() in moved)
+        return x
+
+    monkeypatch.setattr(tree, "to_device", moving)
+    varlap.fit(varlap.BNN(nn.Linear(2, 3)), varlap.MAP(90), form(*_blobs()), augment=augment, epochs=1, progress="none")
+    assert seen == [True, True]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_augmentation_of_any_form_of_data_can_draw_on_the_gpu(form):
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=generator, device=generator.device)
+
+    bnn = varlap.BNN(nn.Linear(2, 3).cuda())
+    assert varlap.fit(bnn, varlap.MAP(90), form(*_blobs()), augment=augment, epochs=1, progress="none").epochs
 
 
 @pytest.mark.parametrize(

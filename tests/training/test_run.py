@@ -1,5 +1,7 @@
 """A run that is stopped, poisoned or starved of disk ends as one that was left alone."""
 
+import copy
+import functools
 import gc
 import json
 import logging
@@ -263,6 +265,42 @@ def test_whatever_decides_what_a_run_computes_tells_it_from_others(tmp_path: Pat
     _fit(_bnn(), out=tmp_path)
     with pytest.raises(ConfigError, match=message):
         _fit(_bnn(), out=tmp_path, **change)
+
+
+class Shifted:
+    """An augmentation that is an object."""
+
+    def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x + 1
+
+
+def _scaled(x: torch.Tensor, generator: torch.Generator, by: Any = 1, **_: Any) -> torch.Tensor:
+    return x
+
+
+AUGMENTATIONS = {
+    "none": (None, None),
+    "function": (_noise, "_noise"),
+    "object": (Shifted(), "Shifted"),
+    "partial": (functools.partial(_scaled, by=2), "_scaled(by=2)"),
+    "partial of other numbers": (functools.partial(_scaled, by=(2, 0.5)), "_scaled(by=(2, 0.5))"),
+    "partial of words": (functools.partial(_scaled, mode="same", flip=True), "_scaled(flip=True, mode='same')"),
+    "partial of a tensor": (functools.partial(_scaled, by=torch.zeros(2)), "_scaled(by=Tensor)"),
+    "partial of a function": (functools.partial(_scaled, then=_noise), "_scaled(then=_noise)"),
+    "partial of an object": (functools.partial(Shifted()), "Shifted()"),
+}
+
+
+@pytest.mark.parametrize(("augment", "name"), AUGMENTATIONS.values(), ids=AUGMENTATIONS)
+def test_a_run_is_carried_on_only_with_the_augmentation_it_was_begun_with(tmp_path: Path, augment: Any, name: Any):
+    settings = {"epochs": 1}
+    _fit(_bnn(), augment, out=tmp_path, **settings)
+    assert json.loads((tmp_path / "spec.json").read_text())["data"]["augment"] == name
+    _fit(_bnn(), copy.deepcopy(augment), out=tmp_path, **settings)
+    for other, its_name in AUGMENTATIONS.values():
+        if its_name != name:
+            with pytest.raises(ConfigError, match=re.escape(f"it has augment={name!r}, not {its_name!r}")):
+                _fit(_bnn(), other, out=tmp_path, **settings)
 
 
 def test_other_data_or_another_network_of_the_same_size_are_another_run(tmp_path: Path):

@@ -15,7 +15,7 @@ from varlap.curvature.protocol import Pass, forward, mean_gradients
 from varlap.data import as_batches
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods.protocol import normal_like
-from varlap.posterior.batch import checked_batch
+from varlap.posterior.batch import checked_batch, require_divisible
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
 from varlap.streams import Streams
@@ -99,7 +99,7 @@ def hessian_diagonal(
 
 
 def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
-    for number, (x, y) in enumerate(as_batches(data, batch_size)):
+    for number, (x, y) in enumerate(as_batches(data, batch_size, bnn.dtype)):
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         with torch.enable_grad():
             yield forward(bnn, checked_batch(x, y, step=number))
@@ -133,6 +133,12 @@ def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -
 
 def _squared_item_gradients(bnn: BNN, part: Pass, cotangent: Tensor) -> dict[str, Tensor]:
     """Return Σᵢ (Jᵢᵀ uᵢ)² for each Bayesian parameter."""
+    require_divisible(
+        part.batch.x,
+        part.batch.size,
+        purpose="the Fisher of single items",
+        instead="use the Hessian's diagonal, which sees whole batches (laplace: curvature='hessian')",
+    )
     means = {name: mean.detach() for name, mean in bnn.means().items()}
 
     def projected(weights: dict[str, Tensor], x: Any, u: Tensor) -> Tensor:

@@ -348,7 +348,7 @@ def _split(
     if fraction == 1 and groups == 1:
         whole = [forward(bnn, batch)]
         return whole, whole
-    divisible, coupled = tree.leading_size(batch.x) == batch.size, couples_items(bnn.network)
+    divisible, coupled = batch.is_divisible, couples_items(bnn.network)
     num_chosen = max(1, round(fraction * batch.size))
     if coupled and own_statistics:
         num_chosen = max(num_chosen, min(groups * FEWEST_WITH_STATISTICS, batch.size))
@@ -367,7 +367,7 @@ def _split(
     if divisible and own_pass:
         with bnn.spare_buffers():
             return [whole], [forward(bnn, batch.take(items)) for items in chosen]
-    return [whole], [Pass(batch.take(items), tree.take(whole.outputs, items)) for items in chosen]
+    return [whole], [Pass(batch.take_targets(items), tree.take(whole.outputs, items)) for items in chosen]
 
 
 def _check_settings(name: str, every: int, fraction: float, groups: int) -> None:

@@ -9,18 +9,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from varlap import tree
+from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn, is_array
 from varlap.errors import BatchError, ConfigError
 
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
 
 
-def as_batches(data: Any, batch_size: int) -> Iterable[tuple[Any, Any]]:
+def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> Iterable[tuple[Any, Any]]:
     """Give the batches (x, y) of the data, in order; they can be read as often as needed.
 
     Args:
         data: a tuple (x, y) of tensors or arrays, where x may be a dict or tuple of them; a map-style torch
             Dataset; or a DataLoader or any other re-iterable of batches, which is used as it is.
         batch_size: items in a batch of arrays or of a Dataset; the last batch may have fewer.
+        dtype: of the weights, which numpy's floating-point numbers take, as in `as_tensors`; by default they keep
+            their own.
 
     >>> x, y = torch.zeros(5, 2), torch.arange(5)
     >>> [len(y) for x, y in as_batches((x, y), 2)]
@@ -30,24 +33,14 @@ def as_batches(data: Any, batch_size: int) -> Iterable[tuple[Any, Any]]:
         raise ConfigError(f"as_batches: batch_size is {batch_size!r}; give a whole number of at least 1")
     _check_form(data)
     if _is_arrays(data):
-        x, y = as_tensors(data)
+        x, y = as_tensors(data, dtype)
         return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
     if isinstance(data, Dataset):
         # A DataLoader draws a seed on every pass, from the global generator unless it has its own.
-        loader = DataLoader(data, batch_size=batch_size, generator=torch.Generator().manual_seed(0))
-        return _PairBatches(loader)
-    return _PairBatches(data)
-
-
-def as_tensors(pair: Any) -> tuple[Any, Any]:
-    """Turn a pair (x, y) of tensors or arrays into tensors; x may be a dict or tuple of them.
-
-    >>> x, y = as_tensors((np.zeros((5, 2)), np.zeros(5)))
-    >>> x.shape, y.shape
-    (torch.Size([5, 2]), torch.Size([5]))
-    """
-    x, y = pair
-    return _as_tensors(x, "x"), _as_tensors(y, "y")
+        generator = torch.Generator().manual_seed(0)
+        loader = DataLoader(data, batch_size=batch_size, generator=generator, collate_fn=collate_fn(dtype))
+        return _PairBatches(loader, dtype)
+    return _PairBatches(data, dtype)
 
 
 def count_items(data: Any) -> int:
@@ -98,8 +91,8 @@ class _ArrayBatches:
 class _PairBatches:
     """The batches of a loader, each checked to be a pair."""
 
-    def __init__(self, source: Iterable[Any]) -> None:
-        self._source = source
+    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None) -> None:
+        self._source, self._dtype = source, dtype
 
     def __len__(self) -> int:
         return len(self._source)  # pyright: ignore[reportArgumentType]  (a source without length says so)
@@ -112,7 +105,7 @@ class _PairBatches:
                     f"batch {index} is a {type(batch).__name__}{size}, not a pair (x, y); have the data set "
                     "or the loader's collate_fn return (x, y), where x may be a dict or a tuple"
                 )
-            yield batch[0], batch[1]
+            yield batch_as_tensors(batch, self._dtype)
 
 
 def _check_form(data: Any) -> None:
@@ -132,31 +125,9 @@ def _check_form(data: Any) -> None:
         raise BatchError(f"data is a {kind}; give {_FORMS}")
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor) or hasattr(value, "__array__")
-
-
 def _is_arrays(data: Any) -> bool:
     # ((x1, y1), (x2, y2)) is two batches: there the second element is no array.
-    return isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1])
-
-
-def _as_tensors(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _as_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
-    if isinstance(value, tuple):
-        parts = [_as_tensors(part, f"{name}[{index}]") for index, part in enumerate(value)]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, Tensor):
-        return value
-    if not _is_array(value):
-        raise BatchError(f"{name} is a {type(value).__name__}; give a tensor or an array, or for x a dict or tuple")
-    array = np.ascontiguousarray(value)
-    try:
-        # torch cannot mark a tensor read-only, so an array that is must be copied.
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except TypeError as error:
-        raise BatchError(f"{name} is an array of {array.dtype}; give numbers, such as float32 or int64") from error
+    return isinstance(data, tuple | list) and len(data) == 2 and is_array(data[1])
 
 
 def _count_arrays(x: Any, y: Tensor) -> int:
@@ -177,7 +148,7 @@ def _count_arrays(x: Any, y: Tensor) -> int:
 
 
 def _batch_length(x: Any, y: Any) -> int:
-    for _, leaf in (*tree.named_tensors(x, "x"), *tree.named_tensors(y, "y")):
+    for leaf in tree.tensors((y, x)):  # the targets first: among the inputs may be one that all items share
         if leaf.ndim:
             return len(leaf)
     raise BatchError("a batch holds no tensor whose first dimension counts its items; give num_data yourself")

@@ -109,7 +109,7 @@ def predictions(bnn: BNN, data: Any, batch_size: int, predict_fn: PredictFn) -> 
     >>> [len(prediction.probs) for _, prediction in predictions(bnn, data, 2, bnn.predict)]
     [2, 2, 1]
     """
-    for number, (x, y) in enumerate(as_batches(data, batch_size)):
+    for number, (x, y) in enumerate(as_batches(data, batch_size, bnn.dtype)):
         checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
         prediction = predict_fn(tree.to_device(x, bnn.device))
         y = tree.to_device(y, bnn.device)
@@ -124,7 +124,7 @@ def outside_predictions(bnn: BNN, ood: Any, batch_size: int, predict_fn: Predict
     >>> [len(prediction.probs) for prediction in outside_predictions(bnn, torch.ones(3, 2), 2, bnn.predict)]
     [2, 1]
     """
-    for x in _inputs(ood, batch_size):
+    for x in _inputs(ood, batch_size, bnn.dtype):
         yield predict_fn(tree.to_device(x, bnn.device))
 
 
@@ -134,14 +134,14 @@ def _check_targets(prediction: Prediction, targets: Any) -> None:
         check(prediction.outputs[0], targets)
 
 
-def _inputs(ood: Any, batch_size: int) -> Iterator[Any]:
+def _inputs(ood: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Any]:
     """Yield batches of the inputs of out-of-distribution data, checked for NaN."""
     if isinstance(ood, Mapping) or hasattr(ood, "__array__"):
-        x, _ = as_tensors((ood, torch.zeros(0)))
+        x, _ = as_tensors((ood, torch.zeros(0)), dtype)
         size = tree.leading_size(x)
         ood = (x, torch.zeros(size)) if size else []
     number = -1
-    for number, (x, _) in enumerate(as_batches(ood, batch_size)):
+    for number, (x, _) in enumerate(as_batches(ood, batch_size, dtype)):
         check_finite(
             list(tree.named_tensors(x, "ood x")), step=number, advice="clean the data or the transform that made it"
         )

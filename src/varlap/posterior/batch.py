@@ -1,6 +1,6 @@
 """One batch, checked: inputs, targets and weights that belong together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,46 @@ class Batch:
     """whether the targets' values were checked before: a traced computation cannot look at them"""
 
     def take(self, items: Tensor) -> "Batch":
-        """Return the batch of those items."""
+        """Return the batch of those items; it must be divisible."""
+        return replace(self.take_targets(items), x=tree.take(self.x, items))
+
+    def take_targets(self, items: Tensor) -> "Batch":
+        """Return those items' targets and weights beside all of x, for outputs that are there already."""
         weights = None if self.weights is None else self.weights[items]
-        return Batch(tree.take(self.x, items), tree.take(self.y, items), weights, len(items), self.trusted)
+        return replace(self, y=tree.take(self.y, items), weights=weights, size=len(items))
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether every tensor of x has a row for each item."""
+        return is_divisible(self.x, self.size)
+
+
+def is_divisible(x: Any, num_items: int) -> bool:
+    """Whether the inputs of a batch can be divided among its items: every tensor has a row for each.
+
+    >>> is_divisible((torch.zeros(4, 2), torch.zeros(4)), 4), is_divisible((torch.zeros(4, 2), torch.zeros(9)), 4)
+    (True, False)
+    """
+    return tree.leading_size(x) == num_items
+
+
+def require_divisible(x: Any, num_items: int, *, purpose: str, instead: str) -> None:
+    """Refuse to divide a batch among whose inputs is one that all items share: its rows are not theirs.
+
+    >>> require_divisible(torch.zeros(4, 2), 4, purpose="accumulate=2", instead="use accumulate=1")
+    """
+    if is_divisible(x, num_items):
+        return
+    wrong = [
+        f"{name} has shape {tuple(tensor.shape)}"
+        for name, tensor in tree.named_tensors(x, "x")
+        if not tensor.ndim or len(tensor) != num_items
+    ]
+    raise BatchError(
+        f"{purpose} divides a batch of {num_items} items along the first dimension, but "
+        f"{', '.join(wrong) or 'x holds no tensor'}; give it a row for each item, keep what items share in the network "
+        f"(register_buffer), or {instead}"
+    )
 
 
 def checked_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: int | None = None, step: int) -> Batch:

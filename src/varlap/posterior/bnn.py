@@ -131,6 +131,11 @@ class BNN(nn.Module):
         """The device that the weights are on."""
         return next(iter(self.log_sigma.values())).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the means, which numpy's floating-point arrays take; log σ may have a wider one."""
+        return next(iter(self.means().values())).dtype
+
     def num_weights(self) -> int:
         """Count the Bayesian weights.
 

@@ -1,13 +1,10 @@
 """Inputs as a network takes them: tensors on its device, in batches."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from varlap import tree
+from varlap.data import inputs_as_tensors
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior import BNN
 
@@ -15,8 +12,9 @@ from varlap.posterior import BNN
 class Inputs:
     """An input for prediction, read batch by batch as often as needed and moved to the network's device.
 
-    Arrays become tensors; numpy's doubles, which are its default, take the type of the weights.
+    Arrays become tensors; those of floating-point numbers take the type of the weights.
 
+    >>> import numpy as np, torch
     >>> bnn = BNN(torch.nn.Linear(2, 1), likelihood="gaussian")
     >>> [len(part) for part in Inputs(bnn, np.zeros((5, 2)), batch_size=2)]
     [2, 2, 1]
@@ -28,7 +26,8 @@ class Inputs:
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"predict(batch_size={batch_size}) must be at least 1, or None for all at once")
         self._device = bnn.device
-        self._x = _as_tensors(x, next(iter(bnn.means().values())).dtype)
+        # No derivative could be taken through an inference tensor.
+        self._x = tree.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs_as_tensors(x, bnn.dtype))
         self._batch_size = batch_size
         self._num_items = tree.leading_size(self._x)
         if batch_size is not None and self._num_items is None:
@@ -49,22 +48,3 @@ class Inputs:
 def join(outputs: list[Any]) -> Any:
     """Put the outputs of several batches together."""
     return outputs[0] if len(outputs) == 1 else tree.concatenate(outputs)
-
-
-def _as_tensors(x: Any, dtype: torch.dtype) -> Any:
-    if isinstance(x, Tensor):
-        return x.clone() if x.is_inference() else x  # which no derivative could be taken through
-    if isinstance(x, Mapping):
-        return {key: _as_tensors(value, dtype) for key, value in x.items()}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_as_tensors(value, dtype) for value in x))
-    if isinstance(x, list | tuple):
-        return type(x)(_as_tensors(value, dtype) for value in x)
-    if not hasattr(x, "__array__"):
-        return x  # a flag, say: the network knows
-    array = np.asarray(x)
-    try:
-        tensor = torch.tensor(array)
-    except TypeError as error:
-        raise BatchError(f"x holds an array of {array.dtype}; give numbers, such as float32 or int64") from error
-    return tensor.to(dtype) if tensor.dtype == torch.float64 else tensor

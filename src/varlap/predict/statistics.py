@@ -63,7 +63,7 @@ def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE, seed: int = 0)
         return 0
     num_items = 0
     with _moving(layers):
-        for x, y in as_batches(_shuffled(data, seed), batch_size):
+        for x, y in as_batches(_shuffled(data, seed, bnn.dtype), batch_size, bnn.dtype):
             size = tree.leading_size(y) or 0
             if num_items and size == 1:
                 continue  # one item has no variance: torch refuses it where a channel has one value an item
@@ -76,7 +76,7 @@ def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE, seed: int = 0)
     return len(layers)
 
 
-def _shuffled(data: Any, seed: int) -> Any:
+def _shuffled(data: Any, seed: int, dtype: torch.dtype) -> Any:
     """Mix the items, as training does: of batches sorted by class the variances would be too small. Loaders stay."""
     is_set = isinstance(data, Dataset) and hasattr(data, "__len__")
     if not is_set and not (isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__array__")):
@@ -84,7 +84,7 @@ def _shuffled(data: Any, seed: int) -> Any:
     generator = Streams(seed, 0).generator("order", "cpu")
     if is_set:
         return Subset(data, torch.randperm(len(data), generator=generator).tolist())  # type: ignore[arg-type]
-    x, y = as_tensors(data)
+    x, y = as_tensors(data, dtype)
     order = torch.randperm(len(y), generator=generator)
     return tree.map_tensors(lambda tensor: tensor[order.to(tensor.device)], (x, y))
 

@@ -1,6 +1,7 @@
 """`fit`: the training loop that can be left alone, by the fastest step that the network and the machine allow."""
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -49,12 +50,14 @@ def fit(
         bnn: the network with its posterior; it is trained in place, and left in training mode.
         objective: VL, VI, MAP or VLHessian.
         train: a tuple (x, y) of tensors or arrays, which are moved to the device once; a map-style Dataset; or a
-            DataLoader (one that shuffles by itself cannot be carried on exactly).
+            DataLoader (one that shuffles by itself cannot be carried on exactly). Floating-point arrays of numpy take
+            the type of the weights.
         weights: one for each item of a tuple (x, y), which multiplies its log-likelihood; their square root enters the
             sampled gradient. N stays the objective's `num_data`.
         validation: data to score after each epoch, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
-            `varlap.data.crop_and_flip`.
+            `varlap.data.crop_and_flip`. Random transforms belong here: inside a Dataset they draw from torch's global
+            generator, and a run that is carried on does not repeat them.
         out: the folder of the run: its spec, metrics and checkpoints.
         resume: "auto" carries on the run that `out` holds; "never" refuses to.
         label: what else tells this run from others, such as the name of its data: plain numbers and words that go
@@ -94,6 +97,7 @@ def fit(
         batch_size=chosen.batch_size,
         seed=chosen.seed,
         device=bnn.device,
+        dtype=bnn.dtype,
         num_workers=chosen.num_workers,
         share=share,
         weights=None if weights is None else torch.as_tensor(weights).to(next(bnn.network.parameters()).dtype),
@@ -105,7 +109,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         folder = None
         if out is not None:
-            named = {"augment": getattr(augment, "__qualname__", None), "validation": validation is not None}
+            named = {"augment": None if augment is None else _name_of(augment), "validation": validation is not None}
             spec = spec_of(bnn, objective, chosen, source.describe() | named, label)
             folder = _open_folder(Path(out), spec, resume, world)
         if folder is not None:
@@ -145,6 +149,23 @@ def _open_folder(path: Path, spec: dict[str, Any], resume: Resume, world: World 
             world.largest(1.0)
         raise refusal
     return folder
+
+
+def _name_of(value: Any) -> str:
+    """Name a callable and what it was given, so that a run is not carried on with another one.
+
+    >>> _name_of(functools.partial(_name_of, (4, "same"), flip=True, table=torch.zeros(2)))
+    "_name_of((4, 'same'), flip=True, table=Tensor)"
+    """
+    if isinstance(value, functools.partial):
+        given = [_name_of(argument) for argument in value.args]
+        given += [f"{name}={_name_of(argument)}" for name, argument in sorted(value.keywords.items())]
+        return f"{_name_of(value.func)}({', '.join(given)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_name_of, value))})"
+    if isinstance(value, bool | int | float | str | None):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _check_data(

@@ -20,6 +20,7 @@ from varlap.metrics import evaluate
 from varlap.objectives import Objective
 from varlap.objectives.terms import combine
 from varlap.posterior import BNN
+from varlap.posterior.batch import is_divisible
 from varlap.streams import Streams
 from varlap.training.distributed import World
 from varlap.training.model_file import describe
@@ -241,10 +242,11 @@ class Loop:
         """Check a batch's targets where they are, before a compiled step that cannot look at them."""
         if self._outputs is None:
             with torch.no_grad(), self.bnn.evaluating():
-                first = tree.take(x, slice(0, 1)) if tree.leading_size(x) is not None else x
+                first = tree.take(x, slice(0, 1)) if is_divisible(x, num_items) else x
+                first = tree.to_device(first, self.bnn.device)
                 if self.augment is not None:
                     first = self.augment(first, torch.Generator(self.bnn.device).manual_seed(0))
-                outputs = self.bnn.outputs(tree.to_device(first, self.bnn.device))
+                outputs = self.bnn.outputs(first)
             self._outputs = tree.map_tensors(Tensor.cpu, outputs)
         check_targets(self.bnn, self._outputs, tree.map_tensors(Tensor.cpu, y), num_items)
 

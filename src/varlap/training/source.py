@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -18,8 +17,9 @@ from torch.utils.data import (
 )
 
 from varlap import tree
-from varlap.data import as_batches, as_tensors, count_items
+from varlap.data import as_batches, as_tensors, collate_fn, count_items
 from varlap.errors import BatchError, ConfigError
+from varlap.posterior.batch import require_divisible
 from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ def as_source(
     batch_size: int,
     seed: int,
     device: torch.device,
+    dtype: torch.dtype | None = None,
     num_workers: int = 0,
     share: slice = slice(None),
     weights: Tensor | None = None,
@@ -68,6 +69,7 @@ def as_source(
         batch_size: items a step; a DataLoader has its own.
         seed: of the order.
         device: where arrays are put, whole and once.
+        dtype: of the weights, which numpy's floating-point numbers take.
         num_workers: processes that read a Dataset.
         share: which items of each batch this rank takes.
         weights: one for each item of a tuple (x, y).
@@ -78,7 +80,7 @@ def as_source(
     (3, [2, 1])
     """
     if isinstance(train, tuple | list) and len(train) == 2 and not isinstance(train[1], tuple | list):
-        x, y = (_single_precision(part, tensor) for part, tensor in zip(train, as_tensors(train), strict=True))
+        x, y = as_tensors(train, dtype)
         return Arrays((x, y), batch_size, seed, device, share, _checked_weights(weights, y))
     if weights is not None:
         raise ConfigError(
@@ -87,8 +89,8 @@ def as_source(
         )
     if isinstance(train, Dataset):
         count_items(train)  # refuses what has no length
-        return _Items(train, batch_size, seed, num_workers, share)
-    return _Loader(train, share, resumable)
+        return _Items(train, batch_size, seed, num_workers, share, dtype)
+    return _Loader(train, share, resumable, dtype)
 
 
 def _checked_weights(weights: Tensor | None, y: Any) -> Tensor | None:
@@ -96,13 +98,6 @@ def _checked_weights(weights: Tensor | None, y: Any) -> Tensor | None:
     if weights is not None and weights.shape != (num_items,):
         raise BatchError(f"fit(weights=...) must have shape ({num_items},), one per item, got {tuple(weights.shape)}")
     return weights
-
-
-def _single_precision(given: Any, tensors: Any) -> Any:
-    """Take numpy's doubles, which are its default, for torch's default."""
-    if isinstance(given, np.ndarray) and given.dtype == np.float64:
-        return tensors.to(torch.get_default_dtype())
-    return tensors
 
 
 class Arrays:
@@ -156,8 +151,16 @@ class Arrays:
 class _Items:
     """A map-style Dataset, read by torch's DataLoader in an order drawn for each epoch."""
 
-    def __init__(self, dataset: Any, batch_size: int, seed: int, num_workers: int, share: slice) -> None:
-        self._dataset, self._seed = dataset, seed
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        seed: int,
+        num_workers: int,
+        share: slice,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._dataset, self._seed, self._dtype = dataset, seed, dtype
         self._num_workers, self._share = num_workers, share
         self.num_items = len(dataset)
         self.steps_per_epoch = -(-self.num_items // batch_size)
@@ -176,15 +179,21 @@ class _Items:
 
     def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
         generator = Streams(self._seed, epoch).generator("workers", "cpu")
-        loader = DataLoader(self._dataset, batch_sampler=batches, num_workers=self._num_workers, generator=generator)
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=batches,
+            num_workers=self._num_workers,
+            collate_fn=collate_fn(self._dtype),
+            generator=generator,
+        )
         return iter(as_batches(loader, self.batch_size))
 
 
 class _Loader:
     """A loader, or any other list of batches, as it is."""
 
-    def __init__(self, loader: Any, share: slice, resumable: bool) -> None:
-        self._batches = as_batches(loader, 1)
+    def __init__(self, loader: Any, share: slice, resumable: bool, dtype: torch.dtype | None) -> None:
+        self._batches = as_batches(loader, 1, dtype)
         self.num_items = count_items(loader)
         self.batch_size: int | None = getattr(loader, "batch_size", None)
         try:
@@ -214,9 +223,13 @@ class _Loader:
 
     def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:  # noqa: ARG002
         for index, (x, y) in enumerate(self._batches):
-            if index >= first:
-                whole = self._share == slice(None)
-                yield *((x, y) if whole else (tree.take(x, self._share), tree.take(y, self._share))), None
+            if index < first:
+                continue
+            if self._share != slice(None):
+                num_items = tree.leading_size(y) or 0
+                require_divisible(x, num_items, purpose="training on several ranks", instead="train in one process")
+                x, y = tree.take(x, self._share), tree.take(y, self._share)
+            yield x, y, None
 
 
 def epoch_order(num_items: int, seed: int, epoch: int) -> Tensor:

@@ -17,7 +17,7 @@ from varlap.objectives.mistakes import warn_about_probabilities
 from varlap.objectives.objective import Context, Objective
 from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 from varlap.objectives.traced import Around
-from varlap.posterior.batch import Batch, checked_batch
+from varlap.posterior.batch import Batch, checked_batch, require_divisible
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, current_rank
 from varlap.training.distributed import World
@@ -198,6 +198,9 @@ class TrainingStep:
         num_items = tree.leading_size(y) or 0
         num_parts = max(1, min(self._accumulate, num_items // 2))  # batch norm needs two items
         chosen = torch.arange(num_items, device=self.bnn.device).tensor_split(num_parts)
+        if len(chosen) > 1:
+            purpose = f"accumulate={self._accumulate}"
+            require_divisible(x, num_items, purpose=purpose, instead="leave accumulate out and use smaller batches")
         values = None
         for index, items in enumerate(chosen):
             part = (x, y, weights) if len(chosen) == 1 else tree.take((x, y, weights), items)
