@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import varlap
 from varlap import tree
@@ -130,6 +130,20 @@ def test_num_data_smaller_than_the_training_set_is_refused():
     bnn = varlap.BNN(varlap.models.mlp(2, 3))
     with pytest.raises(varlap.errors.BatchError, match="90 items but the objective's num_data=50"):
         varlap.fit(bnn, varlap.VL(50), _blobs(), epochs=1)
+
+
+def test_num_data_larger_than_the_training_set_is_told_of(caplog: pytest.LogCaptureFixture):
+    for num_data in (90, 900):
+        varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(num_data), _blobs(), epochs=1, progress="none")
+    assert caplog.text.count("num_data=900, but the training data have 90 items") == 1
+    assert "num_data=90," not in caplog.text
+
+
+def test_a_batch_size_that_is_not_the_loaders_is_refused():
+    bnn, loader = varlap.BNN(varlap.models.mlp(2, 3)), DataLoader(TensorDataset(*_blobs()), batch_size=30)
+    with pytest.raises(ConfigError, match=r"fit\(batch_size=10\) does not go with a loader that makes batches of 30"):
+        varlap.fit(bnn, varlap.VL(90), loader, epochs=1, batch_size=10, progress="none")
+    varlap.fit(bnn, varlap.VL(90), loader, epochs=1, batch_size=30, progress="none")
 
 
 def test_closed_form_variances_are_set_during_fit():

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods import Likelihood, Prediction, choose_likelihood
 from varlap.posterior.buffers import KeptBuffers
+from varlap.posterior.call import call
 from varlap.posterior.installed import installed
 from varlap.posterior.kl import kl_divergence
 from varlap.posterior.mean_field import optimal_log_sigmas, reparameterise
@@ -152,7 +152,7 @@ class BNN(nn.Module):
 
     def outputs(self, x: Any) -> Any:
         """Return what the likelihood reads for a batch `x`, which may be a tensor, a tuple or a dict."""
-        returned = _spread(self.network, x)
+        returned = call(self.network, x)
         if self._output is None:
             return returned
         if callable(self._output):
@@ -394,29 +394,3 @@ def _check_network(network: nn.Module) -> None:
             raise NetworkError(
                 f"parameter {name!r} has no shape yet (a lazy module); call the network once on a batch, then wrap it"
             )
-
-
-def _spread(network: nn.Module, x: Any) -> Any:
-    """Call the network with `x` spread over its arguments where that fits, else with `x` as one argument."""
-    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x) and _fits(network, (), x):
-        return network(**x)
-    if isinstance(x, tuple) and _fits(network, x, {}):
-        return network(*x)
-    # torch's loaders make lists of tuples; a network that takes one list has one required argument.
-    if isinstance(x, list) and len(x) > 1 and _num_required(network) == len(x):
-        return network(*x)
-    return network(x)
-
-
-def _num_required(network: nn.Module) -> int:
-    parameters = inspect.signature(network.forward).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
-
-
-def _fits(network: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        inspect.signature(network.forward).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True

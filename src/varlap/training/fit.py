@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from varlap.training.records import LoggerLike
 from varlap.training.run_folder import Resume, RunFolder, spec_of
 from varlap.training.settings import FitSettings
 from varlap.training.source import Arrays, Augmentation, Source, as_source
+
+log = logging.getLogger(__name__)
 
 FUSED_OPTIONS = {"Adam": ("fused", "capturable"), "AdamW": ("fused", "capturable"), "SGD": ("fused",)}
 
@@ -88,6 +91,12 @@ def fit(
         if not hasattr(logger, "log_metrics"):
             raise ConfigError(f"fit(loggers=...): {logger!r} has no log_metrics(metrics, step)")
     chosen = FitSettings.of(settings)
+    own_size = getattr(train, "batch_size", None)  # a loader's
+    if "batch_size" in settings and own_size not in (None, chosen.batch_size):
+        raise ConfigError(
+            f"fit(batch_size={chosen.batch_size}) does not go with a loader that makes batches of {own_size}; leave it "
+            "out, or give fit the loader's dataset"
+        )
     if validation is None and (chosen.patience is not None or chosen.keep == "best"):
         raise ConfigError("fit(patience=...) and fit(keep='best') need validation data: fit(..., validation=(x, y))")
     world = join_world(bnn)
@@ -179,6 +188,12 @@ def _check_data(
     if objective.num_data < source.num_items:
         raise BatchError(
             f"the training data have {source.num_items} items but the objective's num_data={objective.num_data}"
+        )
+    if objective.num_data > source.num_items:
+        log.warning(
+            "num_data=%d, but the training data have %d items: the KL weighs as for num_data items",
+            objective.num_data,
+            source.num_items,
         )
     num_ranks = 1 if world is None else world.size
     if min(source.num_items, settings.batch_size) < num_ranks:

@@ -157,9 +157,8 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
             names = [name for name in (old.keys() | new.keys()) - NOT_COMPARED if old.get(name) != new.get(name)]
-            called = {"fingerprint": "data of fingerprint"}  # which alone says nothing
-            pairs = ((called.get(n, n), old.get(n), new.get(n)) for n in sorted(names))
-            differences += [f"it has {_pair(*pair)}" for pair in pairs]
+            called: dict[str, str] = {"fingerprint": "data of fingerprint"}  # which alone says nothing
+            differences += [f"it has {_pair(called.get(n) or n, old.get(n), new.get(n))}" for n in sorted(names)]
         elif old != new:
             differences.append(f"it has {_pair(part, old, new)}")
     return differences

@@ -1,0 +1,38 @@
+"""How a network is called with a batch's inputs."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def call(network: nn.Module, x: Any) -> Any:
+    """Call the network with `x` spread over its arguments where that fits, else with `x` as one argument.
+
+    >>> import torch
+    >>> call(nn.Bilinear(2, 2, 3), (torch.ones(4, 2), torch.ones(4, 2))).shape
+    torch.Size([4, 3])
+    """
+    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x) and _fits(network, (), x):
+        return network(**x)
+    if isinstance(x, tuple) and _fits(network, x, {}):
+        return network(*x)
+    # torch's loaders make lists of tuples; a network that takes one list has one required argument.
+    if isinstance(x, list) and len(x) > 1 and _num_required(network) == len(x):
+        return network(*x)
+    return network(x)
+
+
+def _num_required(network: nn.Module) -> int:
+    parameters = inspect.signature(network.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _fits(network: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(network.forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
