@@ -19,6 +19,7 @@ from varlap.experiments.augmentation import augmentation
 from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
+from varlap.experiments.ways import variances_at_an_end
 from varlap.files import locked
 from varlap.objectives import Objective
 from varlap.posterior import BNN
@@ -89,6 +90,14 @@ def test_a_result_has_every_way_of_its_method_and_its_origin(tmp_path: Path):
     assert vi.validation == {}
 
 
+def test_vi_has_a_temperature_of_its_mean_network(tmp_path: Path):
+    vi = run(dataclasses.replace(SPEC, method="vi"), Store(tmp_path))
+    assert set(vi.test) == set(vi.validation) == {"mean", "sampled", "scaled"}
+    assert vi.test["scaled"]["accuracy"] == vi.test["mean"]["accuracy"]
+    assert vi.validation["scaled"]["nll"] <= vi.validation["mean"]["nll"]
+    assert vi.test["scaled"]["temperature"] == vi.validation["scaled"]["temperature"]
+
+
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("varlap.experiments.ways.LAPLACE_BETAS", (1e9,))  # σ = s drowns the network
     vl = run(SPEC, Store(tmp_path))
@@ -96,6 +105,8 @@ def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: 
     assert vl.validation["linearised"]["nll"] < 2.3
     mean = run(dataclasses.replace(SPEC, method="map"), Store(tmp_path))
     assert mean.test["linearised"]["laplace_beta"] == 1e9
+    assert variances_at_an_end(mean.test["linearised"])
+    assert not variances_at_an_end(vl.test["linearised"])
 
 
 class Begun(Exception):
