@@ -1,5 +1,6 @@
 """A run is carried on where it was stopped, a grid computes nothing twice, keeps its budget, and outlives a failure."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -275,6 +276,27 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_not_computed_twice
     outcome = _clocked(tmp_path, monkeypatch, clocked := Shared({0.01: 1.0, 0.1: 1.0}), budget_s=None)
     assert len(clocked.limits) == 1
     assert (outcome.num_computed, len(outcome.results), outcome.left) == (1, 2, [])
+
+
+def test_a_run_that_another_process_finishes_after_it_was_left_to_it_is_among_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, second, third = (RunSpec("digits", "map", beta, epochs=10) for beta in (0.01, 0.1, 1.0))
+
+    class Shared(Clocked):
+        """While the second run is at work, another process ends the first, and begins the third."""
+
+        def __call__(self, spec: RunSpec, store: Store, **options) -> Result:
+            store.put(dataclasses.replace(made_result("map", 0.01, data="digits", num_epochs=10), spec=first))
+            theirs.close()
+            also_theirs.enter_context(claim(third, store))
+            return super().__call__(spec, store, **options)
+
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as also_theirs:
+        assert theirs.enter_context(claim(first, Store(tmp_path)))
+        outcome = _clocked(tmp_path, monkeypatch, Shared({0.01: 1.0, 0.1: 1.0, 1.0: 1.0}), budget_s=None)
+    assert [result.spec for result in outcome.results] == [first, second]
+    assert (outcome.num_computed, outcome.left) == (1, [third])
 
 
 def test_a_claim_outlives_neither_its_block_nor_a_file_that_was_deleted_under_it(tmp_path: Path):
