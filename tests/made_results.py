@@ -3,6 +3,7 @@
 from typing import Any
 
 from varlap.experiments import Result, RunSpec
+from varlap.experiments.final_line import FinalLine, FinalRow
 from varlap.experiments.ways import NAMES
 
 ORIGIN = {"varlap": "1", "torch": "2", "python": "3", "hardware": "a GPU", "date": "2026-01-01", "device": "cuda:0"}
@@ -43,3 +44,10 @@ def made_result(method: str, beta: float, *, data: str = "cifar10", num_epochs: 
 def made_sweep(betas: tuple[float, ...] = (0.01, 0.03, 0.1), **spec: Any) -> list[Result]:
     """Return a sweep over β of all three methods."""
     return [made_result(method, beta, **spec) for method in BEST for beta in betas]
+
+
+def made_line(rows: dict[tuple, float], sweep_epochs: int = 50) -> FinalLine:
+    """Return what was chosen for final runs of VL, by a sweep that has not scored linearised predictions."""
+    chosen = tuple(FinalRow(*key, beta, own=key[1] != "linearised") for key, beta in rows.items())
+    spec = RunSpec("cifar10", "vl", 1.0, epochs=4)
+    return FinalLine(spec, {"vl": (0, 1)}, {"vl": sweep_epochs}, {"vl": (0.01, 0.1)}, {"vl": (0,)}, rows=chosen)

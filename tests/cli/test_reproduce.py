@@ -47,7 +47,9 @@ def test_the_miniature_killed_and_restarted_computes_nothing_twice_and_writes_it
     for name in ("report.html", "report.md", "report.json"):
         assert (tmp_path / "report" / name).is_file()
     after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
-    assert "Table 1: digits, miniature recipe" in _run(*command)
+    shown = " ".join(_run(*command).split())
+    assert "Table 1: digits, miniature recipe" in shown
+    assert "β is chosen by the NLL of 20% of the training images" in shown
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == after
 
 
@@ -93,6 +95,14 @@ def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
         (["miniature", "--set", "metod=vl"], "a run has no setting 'metod'; did you mean 'method'?"),
         (["miniature", "--set", "method=vll"], "method = 'vll': did you mean 'vl'?"),
         (["miniature", "--set", "beta"], "--set beta: give NAME=VALUE, such as --set batch_size=64"),
+        (
+            ["table-1", "--data", "fashion_mnist", "--set", "data=mnst"],
+            "--set data=mnst and --data fashion_mnist are about the same setting; give one of them",
+        ),
+        (["miniature", "--epochs", "1", "--set", "epochs=0"], "--set epochs=0 and --epochs 1 are about the same"),
+        (["miniature", "--seeds", "2", "--set", "seed=1"], "--set seed=1 and --seeds 2 are about the same setting"),
+        (["miniature", "--no-linearised", "--set", "linearised=true"], "and --no-linearised are about the same"),
+        (["miniature", "--set", "lr=1", "--set", "lr=2"], "--set lr=2 and another --set lr are about the same"),
         (["miniature", "--data", "digit"], "data = 'digit': did you mean 'digits'?"),
         (["miniature", "--budget", "0"], "--budget 0 must be a positive number of minutes"),
         (["no-such.toml"], "the experiment no-such.toml cannot be read"),
@@ -115,7 +125,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
     assert "cannot be made" in _run("miniature", "--out", str(tmp_path / "file" / "runs"), status=2)
 
 
-def test_a_run_that_fails_is_told_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_fails_is_told_with_status_1_in_later_calls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from varlap.errors import NonFiniteError
 
     def fail(*_: object, **__: object) -> None:
@@ -126,8 +136,9 @@ def test_a_run_that_fails_is_told_with_status_1(tmp_path: Path, monkeypatch: pyt
     assert result.exit_code == 1
     assert "digits vl β 0.1 diverged: step 3: the loss is NaN" in result.stdout
     assert "not run again without --again" in result.stdout
-    said = json.loads(_run("miniature", "--out", str(tmp_path), "--json"))  # nothing new has failed: status 0
-    assert (said["runs"], said["computed"], len(said["failed"])) == (4, 0, 4)
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--json"])
+    counts = json.loads(said.stdout)
+    assert (said.exit_code, counts["runs"], counts["computed"], len(counts["failed"])) == (1, 4, 0, 4)
     said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--again", "--json"])
     assert (said.exit_code, json.loads(said.stdout)["computed"]) == (1, 4)
 

@@ -108,8 +108,8 @@ def test_final_runs_are_those_at_the_chosen_beta_with_all_seeds(tmp_path: Path):
     assert len(final.specs) == 9
     assert final.chosen == (
         "cifar10: the sweep of 50 epochs chooses vl (mean) β = 0.1, vi (mean) β = 0.1, vi (sampled) β = 0.1, "
-        "map (mean) β = 0.01, map (scaled) β = 0.01, map (linearised) β = 0.01, vl (scaled) β = 0.1, "
-        "vl (linearised) β = 0.1",
+        "map (mean) β = 0.01, map (scaled) β = 0.01, map (linearised) β = 0.01, vi (scaled) β = 0.1, "
+        "vl (scaled) β = 0.1, vl (linearised) β = 0.1",
     )
 
 
@@ -206,6 +206,19 @@ def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path
     (line,) = final_runs(_grid(linearised=False), Store(tmp_path)).lines
     assert {row.way for row in line.rows} == {"mean", "sampled", "scaled"}  # the final runs will not score it either
     assert line.borrowed == []
+
+
+def test_results_of_a_version_without_a_way_choose_as_they_did(tmp_path: Path):
+    def older(result):
+        parts = {"test": result.test, "validation": result.validation}
+        kept = {name: {way: part[way] for way in part if way != "scaled"} for name, part in parts.items()}
+        return dataclasses.replace(result, **kept) if result.spec.method == "vi" else result
+
+    sweep = [older(result) for result in made_sweep(num_epochs=50)]
+    assert choose([result for result in sweep if result.spec.method == "vi"], "scaled") is None
+    final = final_runs(_grid(), _store(tmp_path, sweep))
+    assert {(spec.method, spec.beta) for spec in final.specs} == set(BEST.items())
+    assert final.lines[0].borrowed == ["VI, scaled"]
 
 
 def test_a_way_that_the_sweep_has_scored_at_some_beta_only_has_had_fewer_trials_and_chooses_nothing(tmp_path: Path):

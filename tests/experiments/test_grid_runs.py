@@ -1,5 +1,6 @@
 """A run is carried on where it was stopped, a grid computes nothing twice, keeps its budget, and outlives a failure."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,6 +20,7 @@ from varlap.experiments.augmentation import augmentation
 from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
+from varlap.experiments.ways import variances_at_an_end
 from varlap.files import locked
 from varlap.objectives import Objective
 from varlap.posterior import BNN
@@ -89,6 +91,14 @@ def test_a_result_has_every_way_of_its_method_and_its_origin(tmp_path: Path):
     assert vi.validation == {}
 
 
+def test_vi_has_a_temperature_of_its_mean_network(tmp_path: Path):
+    vi = run(dataclasses.replace(SPEC, method="vi"), Store(tmp_path))
+    assert set(vi.test) == set(vi.validation) == {"mean", "sampled", "scaled"}
+    assert vi.test["scaled"]["accuracy"] == vi.test["mean"]["accuracy"]
+    assert vi.validation["scaled"]["nll"] <= vi.validation["mean"]["nll"]
+    assert vi.test["scaled"]["temperature"] == vi.validation["scaled"]["temperature"]
+
+
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("varlap.experiments.ways.LAPLACE_BETAS", (1e9,))  # σ = s drowns the network
     vl = run(SPEC, Store(tmp_path))
@@ -96,6 +106,8 @@ def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: 
     assert vl.validation["linearised"]["nll"] < 2.3
     mean = run(dataclasses.replace(SPEC, method="map"), Store(tmp_path))
     assert mean.test["linearised"]["laplace_beta"] == 1e9
+    assert variances_at_an_end(mean.test["linearised"])
+    assert not variances_at_an_end(vl.test["linearised"])
 
 
 class Begun(Exception):
@@ -264,6 +276,27 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_not_computed_twice
     outcome = _clocked(tmp_path, monkeypatch, clocked := Shared({0.01: 1.0, 0.1: 1.0}), budget_s=None)
     assert len(clocked.limits) == 1
     assert (outcome.num_computed, len(outcome.results), outcome.left) == (1, 2, [])
+
+
+def test_a_run_that_another_process_finishes_after_it_was_left_to_it_is_among_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, second, third = (RunSpec("digits", "map", beta, epochs=10) for beta in (0.01, 0.1, 1.0))
+
+    class Shared(Clocked):
+        """While the second run is at work, another process ends the first, and begins the third."""
+
+        def __call__(self, spec: RunSpec, store: Store, **options) -> Result:
+            store.put(dataclasses.replace(made_result("map", 0.01, data="digits", num_epochs=10), spec=first))
+            theirs.close()
+            also_theirs.enter_context(claim(third, store))
+            return super().__call__(spec, store, **options)
+
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as also_theirs:
+        assert theirs.enter_context(claim(first, Store(tmp_path)))
+        outcome = _clocked(tmp_path, monkeypatch, Shared({0.01: 1.0, 0.1: 1.0, 1.0: 1.0}), budget_s=None)
+    assert [result.spec for result in outcome.results] == [first, second]
+    assert (outcome.num_computed, outcome.left) == (1, [third])
 
 
 def test_a_claim_outlives_neither_its_block_nor_a_file_that_was_deleted_under_it(tmp_path: Path):

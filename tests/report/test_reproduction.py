@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from made_results import BEST, made_result, made_sweep
+from made_results import BEST, made_line, made_result, made_sweep
 from varlap.cli import app
 from varlap.errors import DataError
-from varlap.experiments import RunSpec, Store
-from varlap.experiments.final_line import FinalLine, FinalRow
+from varlap.experiments import Store
+from varlap.experiments.final_line import FinalRow
 from varlap.report.reproduction import write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
-from varlap.report.sweeps import how_beta_was_chosen, sweeps, table_1, table_2, table_of_all_ways, table_of_runs
+from varlap.report.sweep_notes import how_beta_was_chosen
+from varlap.report.sweeps import sweeps, table_1, table_2, table_of_all_ways, table_of_runs
 
 
 class Tags(HTMLParser):
@@ -71,6 +72,7 @@ def test_the_chosen_runs_are_drawn_over_the_epochs():
     assert drawn.name == "cifar10-over-epochs"
     for name in ("VL", "VI", "MAP"):
         assert name in drawn.picture.alt
+    assert "VI, mean network 0.450" in drawn.picture.alt
     (untold,) = sweeps([dataclasses.replace(run, history=()) for run in made_sweep()])
     assert over_epochs(untold, "cifar10") == []
 
@@ -86,17 +88,11 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
     assert "which no sweep in this store has chosen" in how_beta_was_chosen(sweep)  # as far as is known
 
 
-def _line(rows: dict[tuple, float], sweep_epochs: int = 50) -> FinalLine:
-    chosen = tuple(FinalRow(*key, beta, own=key[1] != "linearised") for key, beta in rows.items())
-    spec = RunSpec("cifar10", "vl", 1.0, epochs=4)
-    return FinalLine(spec, {"vl": (0, 1)}, {"vl": sweep_epochs}, {"vl": (0.01, 0.1)}, {"vl": (0,)}, rows=chosen)
-
-
 def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
     # Runs of another figure are better on held-out images, and of the right length; they were not chosen.
     final = [made_result("vl", 0.01, seed=seed) for seed in (0, 1, 2)]
     others = [made_result("vl", 0.1), made_result("vl", 0.01, log_sigma_lr_multiplier=1.0)]
-    line = _line({("vl", "mean"): 0.01, ("vl", "linearised"): 0.01})
+    line = made_line({("vl", "mean"): 0.01, ("vl", "linearised"): 0.01})
     (sweep,) = sweeps([*final, *others], [line])
     table = table_1(sweep)
     assert table is not None
@@ -111,7 +107,7 @@ def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():
 
 
 def test_rows_that_several_sweeps_have_chosen_have_their_own_seeds_and_name_their_own_sweep():
-    of_vl = _line({("vl", "mean"): 0.1})
+    of_vl = made_line({("vl", "mean"): 0.1})
     line = dataclasses.replace(
         of_vl,
         seeds={**of_vl.seeds, "map": (0, 1, 2)},
@@ -132,14 +128,14 @@ def test_rows_that_several_sweeps_have_chosen_have_their_own_seeds_and_name_thei
 
 
 def test_a_final_line_of_another_length_says_nothing_about_a_sweep():
-    line = _line({("vl", "mean"): 0.01})
+    line = made_line({("vl", "mean"): 0.01})
     (sweep,) = sweeps(made_sweep(num_epochs=20), [line])
     assert sweep.final is None
     assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)
 
 
 def test_what_test_images_would_have_chosen_stays_where_the_sweep_is_as_long_as_the_final_runs():
-    line = _line({("vl", "mean"): 0.1}, sweep_epochs=4)
+    line = made_line({("vl", "mean"): 0.1}, sweep_epochs=4)
     (sweep,) = sweeps([*made_sweep(), made_result("vl", 0.1, seed=1)], [line])
     table = table_1(sweep)
     assert table is not None
@@ -181,7 +177,15 @@ def test_a_method_whose_shared_seed_diverged_at_every_beta_has_no_row():
 def test_a_store_in_which_all_has_diverged_has_a_page(tmp_path: Path):
     made = made_result("vl", 1.0)
     Store(tmp_path).put(dataclasses.replace(made, test={}, validation={}, history=(), failure="the loss is NaN"))
-    assert "1, of which 1 diverged" in write_reproduction(tmp_path, tmp_path / "report").read_text()
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    said = "Diverged, and so without scores: VL, β 1, seed 0."
+    assert "1, of which 1 diverged" in page
+    assert said in page
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert said in text
+    assert "Table" not in text
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert said in " ".join(done.stdout.split())
 
 
 def test_a_method_with_fewer_trials_is_named():
@@ -196,7 +200,7 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     table = table_of_all_ways(sweep)
     assert table is not None
     names = [row.name for row in table.rows]
-    assert names[4:] == ["MAP, scaled", "MAP, Laplace", "VL, scaled", "VL, linearised"]
+    assert names[4:] == ["MAP, scaled", "MAP, Laplace", "VI, scaled", "VL, scaled", "VL, linearised"]
     assert _cells(table, "MAP, scaled")["temperature"] == "1.2"
     assert _cells(table, "MAP, Laplace")["laplace_beta"] == "0.003"
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.9500"
@@ -301,6 +305,7 @@ def test_the_report_command_recognises_a_store(store: Store, tmp_path: Path):
     assert said["sections"][0]["tables"]["Table 1"]["rows"][0]["name"] == "VL"
     done = CliRunner().invoke(app, ["report", str(store.folder), "--out", str(tmp_path)])
     assert "Table 1: cifar10, paper recipe, 20 epochs" in " ".join(done.stdout.split())
+    assert "Every row has had 3 trials." in " ".join(done.stdout.split())
 
 
 def test_a_folder_with_a_page_of_another_kind_is_told_of_its_command(store: Store, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,17 @@ from rich.text import Text
 from varlap.cli.mistakes import user_mistakes
 from varlap.experiments import Store
 from varlap.report.build import as_json as plain, write_parts
-from varlap.report.reproduction import as_json as plain_sweeps, read_sweeps, tables, write_reproduction
+from varlap.report.reproduction import (
+    FIRST,
+    as_json as plain_sweeps,
+    read_sweeps,
+    remark,
+    tables,
+    write_reproduction,
+)
 from varlap.report.sections import sections
 from varlap.report.sources import collect
+from varlap.report.sweeps import Sweep
 from varlap.report.tables import Table, comparison
 
 
@@ -57,10 +66,19 @@ def _reproduction(store: Store, out: Path, title: str | None, as_json: bool) -> 
         typer.echo(json.dumps({"page": str(path), **plain_sweeps(parts, title or path.parent.name)}, allow_nan=False))
         return
     console = Console()
-    for part in parts:
-        for heading, (table, _) in tables(part).items():
-            console.print(fitting(console, table, f"{heading}: {part.title}"))
+    show_parts(console, parts)
     console.print(f"[bold]{path.resolve().as_uri()}[/]", soft_wrap=True, highlight=False)
+
+
+def show_parts(console: Console, parts: Sequence[Sweep]) -> None:
+    """Print the tables of `varlap reproduce`, with how β was chosen under the first."""
+    for part in parts:
+        if words := remark(part):
+            console.print(Text(f"{part.title}: {words}"))
+        for heading, (table, words) in tables(part).items():
+            console.print(fitting(console, table, f"{heading}: {part.title}"))
+            if heading == FIRST:
+                console.print(Text(words))
 
 
 def fitting(console: Console, table: Table, title: str) -> RichTable | Text:

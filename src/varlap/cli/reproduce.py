@@ -11,7 +11,7 @@ from rich.console import Console
 
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
-from varlap.cli.report import fitting
+from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
 from varlap.errors import ConfigError, MissingExtraError, did_you_mean
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
@@ -19,7 +19,7 @@ from varlap.experiments.choice import final_runs
 from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
-from varlap.report.reproduction import as_json as plain, tables, write_reproduction
+from varlap.report.reproduction import as_json as plain, write_reproduction
 from varlap.report.sweeps import sweeps
 
 
@@ -46,13 +46,17 @@ def reproduce(
         bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every row")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="run those anew that diverged before")] = False,
-    linearised: Annotated[bool, typer.Option(help="evaluate linearised predictions too")] = True,
+    linearised: Annotated[
+        bool | None,
+        typer.Option("--linearised/--no-linearised", help="with linearised predictions, the default, or without"),
+    ] = None,
     splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="any other setting of a run: NAME=VALUE; may be repeated")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="the store; by default runs/paper (all of the paper) or runs/uci")
+        Path | None,
+        typer.Option(help="the store; by default runs/paper (all of the paper), runs/miniature or runs/uci"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
@@ -61,7 +65,8 @@ def reproduce(
     """Run an experiment of the paper and write its tables and figures beside the paper's numbers.
 
     Results are kept in RUNS, a JSON file a run: what is there is not computed again, and what was interrupted is
-    carried on. The page, RUNS/report/report.html, shows all that RUNS holds.
+    carried on. The page, RUNS/report/report.html, shows all that RUNS holds. A run that has diverged, now or before,
+    is named at the end, with exit status 1.
 
     Example: varlap reproduce table-1 --data cifar10 --epochs 50 --budget 60
     """
@@ -75,7 +80,7 @@ def reproduce(
                     "--seeds": seeds,
                     "--final": final,
                     "--again": again,
-                    "--no-linearised": not linearised,
+                    "--linearised" if linearised else "--no-linearised": linearised is not None,
                     "--set": settings,
                 }
             )
@@ -112,7 +117,7 @@ def reproduce(
         )
         page = _report(store, quiet or as_json) if outcome.results else None
     _tell(experiment, specs, store, outcome, page, as_json)
-    if outcome.num_failed:
+    if outcome.failed:
         raise typer.Exit(1)
 
 
@@ -128,24 +133,28 @@ def _experiment(what: str, recipe: str, changes: dict[str, Any]) -> Experiment:
 
 
 def _changes(
-    data: list[str] | None, epochs: int | None, seeds: int | None, linearised: bool, settings: list[str] | None
+    data: list[str] | None, epochs: int | None, seeds: int | None, linearised: bool | None, settings: list[str] | None
 ) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
+    options: dict[str, tuple[str, Any]] = {}  # by setting, what was typed and what it means
+    if data:
+        options["data"] = " ".join(f"--data {each}" for each in data), list(data)
+    if epochs is not None:
+        options["epochs"] = f"--epochs {epochs}", epochs
+    if seeds is not None:
+        options["seed"] = f"--seeds {seeds}", list(range(seeds))
+    if linearised is not None:
+        options["linearised"] = "--linearised" if linearised else "--no-linearised", linearised
+    changes = {name: value for name, (_, value) in options.items()}
     for pair in settings or []:
         name, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--set {pair}: give NAME=VALUE, such as --set batch_size=64")
         if name == "recipe":
             raise ConfigError(f"--set {pair}: a recipe is a set of settings; choose it by --recipe {text}")
+        if name in changes:
+            other = options[name][0] if name in options else f"another --set {name}"
+            raise ConfigError(f"--set {pair} and {other} are about the same setting; give one of them")
         changes[name] = _value(text)
-    if data:
-        changes["data"] = list(data)
-    if epochs is not None:
-        changes["epochs"] = epochs
-    if seeds is not None:
-        changes["seed"] = list(range(seeds))
-    if not linearised:
-        changes["linearised"] = False
     return changes
 
 
@@ -193,9 +202,7 @@ def _tell(
         typer.echo(json.dumps(result | {"failed": outcome.failed} | plain(parts, experiment.title), allow_nan=False))
         return
     console = Console(highlight=False)
-    for part in parts:
-        for heading, (table, _) in tables(part).items():
-            console.print(fitting(console, table, f"{heading}: {part.title}"))
+    show_parts(console, parts)
     for name, reason in outcome.failed.items():
         console.print(f"{name} diverged: {reason}", markup=False)
     if outcome.failed:

@@ -25,13 +25,18 @@ class Choice:
     """the runs, one for each seed, at the β of the best held-out NLL"""
     by_test: tuple[Result, ...]
     """those at the β of the best test NLL: what looking at the test images would have given"""
-    num_trials: int
-    """how many β were tried"""
+    betas: tuple[float, ...]
+    """what was tried"""
 
     @property
     def beta(self) -> float:
         """The chosen β."""
         return self.by_validation[0].spec.beta
+
+    @property
+    def num_trials(self) -> int:
+        """How many β were tried."""
+        return len(self.betas)
 
 
 def choose(results: Iterable[Result], way: Way) -> Choice | None:
@@ -65,7 +70,8 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
         return nll, sum(run.failure is not None for run in compared(runs))
 
     best = {part: min(trials, key=lambda runs, part=part: order(part, runs)) for part in ("validation", "test")}
-    return Choice(tuple(best["validation"]), tuple(best["test"]), len(trials))
+    betas = tuple(runs[0].spec.beta for runs in trials)
+    return Choice(tuple(best["validation"]), tuple(best["test"]), betas)
 
 
 def _shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:

@@ -46,7 +46,8 @@ def run_grid(
     With a budget, a run that is not expected to fit is left for the next call; one that takes longer than expected is
     stopped at a checkpoint, from which the next call carries on. The first run is started whatever is expected of it,
     so that every call gets on. A run that diverges is told of and stored as such, and the others go on; `again` runs
-    those anew that diverged before. A run that another process is at is left to it, so that several can share a store.
+    those anew that diverged before. A run that another process is at is left to it, so that several can share a store;
+    what that process has finished by the end of this call is among the results.
 
     >>> import tempfile
     >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
@@ -100,7 +101,10 @@ def run_grid(
             pending = others
     finally:
         shown.end()
-    outcome.left += pending
+    for spec in [*outcome.left, *pending]:
+        if (found := _known(spec, store, again)) is not None:  # another process has finished it meanwhile
+            known[spec] = found
+    outcome.left = [spec for spec in specs if spec not in known]
     outcome.results = [known[spec] for spec in specs if spec in known]
     outcome.failed = {name(run.spec): run.failure for run in outcome.results if run.failure is not None}
     return outcome

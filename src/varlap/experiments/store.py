@@ -25,7 +25,7 @@ class Result:
     spec: RunSpec
     test: Mapping[str, Mapping[str, float]]
     """scores on the test images by way of predicting: mean, sampled, linearised, scaled; with the latter two what
-    was fitted for them, `temperature` and `laplace_beta`"""
+    was fitted for them, `laplace_beta` with the ends of what was tried, and `temperature`"""
     validation: Mapping[str, Mapping[str, float]]
     """the same on held-out training images; empty where none were held out"""
     origin: Mapping[str, Any]

@@ -24,6 +24,7 @@ NAMES: dict[Key, str] = {
     ("map", "mean"): "MAP",
     ("map", "scaled"): "MAP, scaled",
     ("map", "linearised"): "MAP, Laplace",
+    ("vi", "scaled"): "VI, scaled",
     ("vl", "scaled"): "VL, scaled",
     ("vl", "linearised"): "VL, linearised",
 }
@@ -31,8 +32,11 @@ NAMES: dict[Key, str] = {
 PAPERS: tuple[Key, ...] = (("vl", "mean"), ("vi", "mean"), ("vi", "sampled"), ("map", "mean"))
 """The rows of the paper's Table 1."""
 
-LAPLACE_BETAS = (0.0003, 0.001, 0.003, 0.01, 0.1, 1.0)
+LAPLACE_BETAS = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1, 1.0)
 """what β of variances that are set after training is chosen from, by held-out images"""
+LEAST, MOST = "laplace_beta_least", "laplace_beta_most"
+"""the ends of what was tried, kept beside the chosen `laplace_beta`"""
+_EARLIER_ENDS = (0.0003, 1.0)  # of results that were kept without them
 NUM_DRAWS = 10  # as many as the paper has for VI
 MOST_TO_CHOOSE_BY = 2_000  # held-out images that choose β of the variances
 MOST_FOR_FISHER = 2_000  # training images that the curvature of PreactResNet-18 is estimated from: a minute for 10,000
@@ -53,7 +57,8 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
     """Score a trained network by every way of its method, with images from elsewhere to be told apart.
 
     What a way has to fit, the temperature or the β of Laplace's variances, is fitted on the held-out images; without
-    such images there is the mean, and VI's samples, alone. Laplace's variances replace those of `bnn`.
+    such images there is the mean, and VI's samples, alone. A temperature is that of the mean network, for VI too.
+    Laplace's variances replace those of `bnn`.
 
     >>> task = ImageTask("digits", "mlp", validation=0.2)
     >>> bnn = BNN(task.network())
@@ -73,18 +78,30 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
     score("mean", {})
     if spec.method == "vi":
         score("sampled", {}, how="sampled", num_samples=NUM_DRAWS)
-        return found
     if task.held_out is None:
         return found
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", VarlapWarning)  # of a few images all may be right
         temperature = fit_temperature(bnn, task.held_out)
     score("scaled", {"temperature": temperature}, temperature=temperature)
-    if spec.linearised:
+    if spec.linearised and spec.method != "vi":
         beta = _choose_variances(bnn, spec, task, task.held_out)
-        fitted = {} if beta is None else {"laplace_beta": beta}
+        fitted = {} if beta is None else {"laplace_beta": beta, LEAST: min(LAPLACE_BETAS), MOST: max(LAPLACE_BETAS)}
         score("linearised", fitted, how="linearised", num_samples=NUM_DRAWS)
     return found
+
+
+def variances_at_an_end(scores: Mapping[str, float]) -> bool:
+    """Tell whether the chosen β of Laplace's variances is the smallest or the largest of those tried.
+
+    >>> ends = {LEAST: 0.00003, MOST: 1.0}
+    >>> variances_at_an_end({"laplace_beta": 0.0003, **ends}), variances_at_an_end({"laplace_beta": 0.00003, **ends})
+    (False, True)
+    >>> variances_at_an_end({"laplace_beta": 0.0003}), variances_at_an_end({"nll": 0.3})
+    (True, False)
+    """
+    least, most = _EARLIER_ENDS
+    return scores.get("laplace_beta") in (scores.get(LEAST, least), scores.get(MOST, most))
 
 
 def _choose_variances(bnn: BNN, spec: RunSpec, task: ImageTask, held_out: Pair) -> float | None:

@@ -1,5 +1,6 @@
 """What all plots share: colours, where they are drawn, and words on them."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from varlap.errors import missing_extra
@@ -20,6 +21,7 @@ SMALL = "small"  # relative to the caller's font size
 
 _SIZE = (4.2, 3.2)  # inches: the usual 10 points stay readable at half the width of a page
 _DPI = 150
+_FEWEST_TICKS, _MOST_TICKS = 3, 12
 
 
 def axes_for(ax: "Axes | None", function: str, size: tuple[float, float] = _SIZE) -> "Axes":
@@ -93,6 +95,37 @@ def whole_numbers() -> "Locator":
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10])
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return ticks between two positive numbers for a log scale: 1, 2 and 5 times powers of ten if they suffice.
+
+    >>> log_ticks(0.04, 2.5)
+    [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]
+    >>> log_ticks(0.21, 0.45), log_ticks(1e-5, 20)[:2], log_ticks(0.201, 0.208)
+    ([0.25, 0.3, 0.35, 0.4, 0.45], [1e-05, 0.0001], [0.202, 0.204, 0.206, 0.208])
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1,)):
+        ticks = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    if len(ticks) >= _FEWEST_TICKS:
+        return ticks
+    even = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [tick for value in even if low <= (tick := float(f"{value:.6g}")) <= high]
+
+
+def plain_number(value: float) -> str:
+    """Return a number without a power of ten.
+
+    >>> plain_number(0.2), plain_number(1e-5), plain_number(20.0)
+    ('0.2', '0.00001', '20')
+    """
+    return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
 def diverging() -> "Colormap":

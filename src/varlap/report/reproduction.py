@@ -16,22 +16,13 @@ from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
-from varlap.report.sweeps import (
-    Sweep,
-    how_beta_was_chosen,
-    sweeps,
-    table_1,
-    table_2,
-    table_of_all_ways,
-    table_of_runs,
-)
+from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed, what_is_missing
+from varlap.report.sweeps import Sweep, sweeps, table_1, table_2, table_of_all_ways, table_of_runs
 from varlap.report.tables import Table, markdown_text
 
+FIRST = "Table 1"
+"""the heading of the table whose note says how β was chosen"""
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
-_TIMES = (
-    "Median over epochs, without validation and without the first, in which a GPU compiles. Runs that "
-    "shared a device slowed each other. The paper's hardware is another, so compare the ratios."
-)
 
 
 def write_reproduction(store: Store | Path | str, out: Path | str, title: str | None = None) -> Path:
@@ -39,7 +30,7 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
 
     Runs that differ in method, β, seed and the speed of log σ alone are a part of the page. Each part has what its runs
     allow: Table 1 where images were held out to choose β by, Figure 1 where a method has several β, Figure 2 where it
-    has several multipliers, Table 2 always.
+    has several multipliers, Table 2 where a run came to its end. Runs that diverged are named.
 
     Returns:
         The path of the page.
@@ -122,15 +113,21 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
     found: dict[str, tuple[Table, str]] = {}
     first, all_ways = table_1(part), table_of_all_ways(part)
     if first is not None and all_ways is not None:
-        found["Table 1"] = first, how_beta_was_chosen(part)
+        found[FIRST] = first, how_beta_was_chosen(part)
         found["Every way of predicting"] = (
             all_ways,
             "Scaled: by a temperature that held-out images choose. Laplace and linearised: 10 draws of the network "
             "that is linear in its weights, with variances that held-out images choose. OOD: told from "
             "the other images; where these differ between rows, no row is the best.",
         )
-    found["Table 2"] = table_2(part), _TIMES
+    if (times := table_2(part)).rows:
+        found["Table 2"] = times, how_it_was_timed(part)
     return found
+
+
+def remark(part: Sweep) -> str:
+    """Return what is missing from a part that has no Table 1, whose note would say it."""
+    return what_is_missing(part) if table_1(part) is None else ""
 
 
 def shared(part: Sweep) -> dict[str, Any]:
@@ -179,6 +176,8 @@ def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
             }
         )
     ]
+    if words := remark(part):
+        body.append(note(words))
     for heading, (table, words) in tables(part).items():
         body.append(f"<h3>{heading}</h3>\n{scrolled(table.to_html(f'{heading}, {part.title}'), heading)}{note(words)}")
     body += [pictures(group) for group, _ in groups]
@@ -197,6 +196,8 @@ def _different(origins: Sequence[Any], name: str) -> str:
 
 def _markdown(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
     lines = [f"## {markdown_text(part.title)}", ""]
+    if words := remark(part):
+        lines += [markdown_text(words), ""]
     for heading, (table, words) in tables(part).items():
         lines += [f"### {heading}", "", table.to_markdown(), "", markdown_text(words), ""]
     for group, drawn in groups:

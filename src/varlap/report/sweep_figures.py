@@ -94,15 +94,18 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
             epochs = [row["epoch"] + 1 for row in run.history]
             colour = style.colour(_COLOURS[method])
             held_out = [row.get("validation_nll", math.nan) for row in run.history]
-            ax.plot(epochs, held_out, color=colour, label=f"{method.upper()}, β {run.spec.beta:g}")
+            ax.plot(epochs, held_out, color=colour, label=f"{_network(method)}, β {run.spec.beta:g}")
             ax.plot(epochs, [-row["log_likelihood"] for row in run.history], color=colour, linestyle=":")
         style.tidy(ax, "epoch", "NLL (nats)")
         ax.set_yscale("log")
+        ticks = style.log_ticks(*ax.get_ylim())
+        ax.set_yticks(ticks, [style.plain_number(tick) for tick in ticks])
+        ax.minorticks_off()
         ax.xaxis.set_major_locator(style.whole_numbers())
         style.legend(ax)
         return ax
 
-    last = ", ".join(f"{method.upper()} {run.history[-1]['validation_nll']:.3f}" for method, run in chosen.items())
+    last = "; ".join(f"{_network(method)} {run.history[-1]['validation_nll']:.3f}" for method, run in chosen.items())
     return [
         _drawn(
             f"{prefix}-over-epochs",
@@ -112,6 +115,11 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
             "weights drawn anew in each step).",
         )
     ]
+
+
+def _network(method: Method) -> str:
+    """Name a method; VI with its network, since the chosen run may be the one for its samples."""
+    return "VI, mean network" if method == "vi" else method.upper()
 
 
 def figure_2(sweep: Sweep, prefix: str) -> dict[float, list[Drawn]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from varlap.experiments import Evaluated, Result, RunSpec
 from varlap.experiments.choice import Choice, choose
 from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers, recipe_settings
-from varlap.experiments.ways import NAMES, PAPERS, Key
+from varlap.experiments.ways import LEAST, MOST, NAMES, PAPERS, Key
+from varlap.plot.style import plain_number
 from varlap.report.sections import Method
 from varlap.report.sources import Entry
 from varlap.report.tables import KNOWN, Cell, Column, Row, Table, comparison, printed
@@ -75,7 +76,7 @@ class Sweep:
         by_validation, by_test = (
             tuple(run for run in runs if run.failure is None) for runs in (found.by_validation, found.by_test)
         )
-        return Choice(by_validation, by_test, found.num_trials)
+        return Choice(by_validation, by_test, found.betas)
 
     def _final(self, key: Key, line: FinalLine) -> Choice | None:
         runs = tuple(run for run in line.runs(key, self.results) if key[1] in run.test)
@@ -83,7 +84,7 @@ class Sweep:
             return None
         is_here = line.sweep_epochs[key[0]] == self.spec.epochs  # the sweep as well
         here = self._chosen_here(key) if is_here else None
-        return Choice(runs, runs, 1) if here is None else Choice(runs, here.by_test, here.num_trials)
+        return Choice(runs, runs, (runs[0].spec.beta,)) if here is None else Choice(runs, here.by_test, here.betas)
 
     @property
     def is_the_papers(self) -> bool:
@@ -167,12 +168,9 @@ def table_of_all_ways(sweep: Sweep) -> Table | None:
     table = comparison([_method(key, choice.by_validation) for key, choice in choices.items()])
     columns = [_BETA, *(column for column in table.columns if column.key in _BESIDES)]
     rows = []
-    for row, choice in zip(table.rows, choices.values(), strict=True):
-        # What was fitted has no better end, and no more digits than it deserves.
-        cells = {
-            key: dataclasses.replace(cell, shown=f"{cell.value:.3g}", shown_range="") if key in _FITTED else cell
-            for key, cell in row.cells.items()
-        }
+    for row, (key, choice) in zip(table.rows, choices.items(), strict=True):
+        fitted = {name: _fitted([run.test[key[1]].get(name) for run in choice.by_validation]) for name in _FITTED}
+        cells = dict(row.cells) | {name: cell for name, cell in fitted.items() if name in row.cells}
         if others := ", ".join(dict.fromkeys(run.ood for run in choice.by_validation if run.ood)):
             cells["ood"] = Cell(math.nan, shown=others)
         rows.append(Row(row.name, row.num_runs, cells | {"beta": _beta(choice.beta)}))
@@ -192,7 +190,7 @@ def table_2(sweep: Sweep) -> Table:
     """
     found = {method: runs for method in _METHODS if (runs := sweep.of(method))}
     times = {method: statistics.median(run.seconds_per_epoch for run in runs) for method, runs in found.items()}
-    theirs = paper_numbers("table-2").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
+    theirs = papers_times(sweep)
     values: dict[str, dict[str, float]] = {"seconds": times}
     if "map" in times:
         values["ratio"] = {method: time / times["map"] for method, time in times.items()}
@@ -214,6 +212,18 @@ def table_2(sweep: Sweep) -> Table:
     return Table(tuple(columns), tuple(Row(_METHODS[method], len(found[method]), cells[method]) for method in times))
 
 
+def papers_times(sweep: Sweep) -> Mapping[str, float]:
+    """Return the paper's seconds an epoch by method; none beside another network or another curvature of VL.
+
+    >>> (ours,) = sweeps([Result(RunSpec("cifar10", "map", 0.1, curvature="default"), {}, {}, {}, 3.0)])
+    >>> papers_times(ours)
+    {}
+    """
+    if not sweep.is_the_papers or sweep.spec.curvature != "exact":
+        return {}
+    return paper_numbers("table-2").get(sweep.spec.data, {})
+
+
 def table_of_runs(sweep: Sweep) -> Table:
     """Return every run, with what it scored on held-out and on test images by its mean network."""
     keys = {
@@ -225,16 +235,16 @@ def table_of_runs(sweep: Sweep) -> Table:
         "seconds": Column("seconds", "train seconds"),
     }
     found: dict[str, dict[str, float]] = {}
-    for result in sorted(sweep.results, key=lambda result: _order(result.spec)):
+    for result in in_order(sweep.results):
         scores: dict[str, float] = {name: result.test["mean"][name] for name in ("nll", "accuracy", "ece")}
         scores["seconds"] = result.seconds
         if "mean" in result.validation:
             scores["validation_nll"] = result.validation["mean"]["nll"]
         if result.history:
             scores["elbo"] = result.history[-1]["elbo"]
-        found[_run_name(result.spec)] = scores
-    for result in sorted(sweep.diverged, key=lambda result: _order(result.spec)):
-        found[f"{_run_name(result.spec)} (diverged)"] = {"validation_nll": math.inf, "nll": math.inf}
+        found[run_name(result.spec)] = scores
+    for result in in_order(sweep.diverged):
+        found[f"{run_name(result.spec)} (diverged)"] = {"validation_nll": math.inf, "nll": math.inf}
     columns = [
         dataclasses.replace(column, direction="")
         for key, column in keys.items()
@@ -248,62 +258,22 @@ def table_of_runs(sweep: Sweep) -> Table:
     return Table(tuple(columns), tuple(Row(name, 1, cells[name]) for name in found))
 
 
-def how_beta_was_chosen(sweep: Sweep) -> str:
-    """Say in words how honest the tables are."""
-    words = [_chosen_before(sweep.final) if sweep.final is not None else _chosen_here(sweep)]
-    if sweep.diverged:
-        named = ", ".join(_run_name(run.spec) for run in sorted(sweep.diverged, key=lambda run: _order(run.spec)))
-        words.append(f"Diverged, and so without scores: {named}.")
-    return " ".join(words)
-
-
-def _chosen_before(line: FinalLine) -> str:
-    sweeps = {
-        method: f"a sweep of {_epochs(line.sweep_epochs[method])} over {{}} with {_seeds(line.sweep_seeds[method])}"
-        for method in line.sweep_betas
-    }
-    tried = {method: ", ".join(f"{beta:g}" for beta in betas) for method, betas in line.sweep_betas.items()}
-    if len(set(sweeps.values())) > 1:  # one call chose for some methods, and another for others
-        by = "; ".join(f"{words.format(tried[method])} ({method.upper()})" for method, words in sweeps.items())
-    else:
-        same = len(set(tried.values())) == 1
-        listed = [betas if same else f"{betas} ({method.upper()})" for method, betas in tried.items()]
-        by = next(iter(sweeps.values())).format("; ".join(dict.fromkeys(listed)))
-    counts = {method.upper(): len(betas) for method, betas in line.sweep_betas.items()}
-    same = len(set(counts.values())) == 1
-    trials = f"{next(iter(counts.values()))} trials for every row" if same else f"unequal numbers of trials, {counts}"
-    words = (
-        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. Nothing here was "
-        "chosen by the test images; the paper's are the best values over its β, as its caption says."
-    )
-    if not line.borrowed:
-        return words
-    named = " and ".join(f"‘{row}’" for row in line.borrowed)
-    return f"{words} The sweep has not scored {named}: the β there is that of the method's mean network."
-
-
-def _chosen_here(sweep: Sweep) -> str:
-    trials = {key: choice.num_trials for key, choice in sweep.choices().items()}
-    if set(trials.values()) == {1}:
-        return (
-            "One β for each method, which no sweep in this store has chosen. The paper's are the best values over its "
-            "β, as its caption says."
-        )
-    share = f"{sweep.spec.validation:.0%} of the training images"
-    words = (
-        f"β is chosen by the NLL of {share}, which were held out. Best on test is what choosing by the test images "
-        "would have given, as the paper seems to have done: it is no fair score, and stands here for comparison."
-    )
-    if len(set(trials.values())) > 1:
-        told = "; ".join(f"{NAMES[key]} {number}" for key, number in trials.items())
-        return f"{words} Mind that the rows have not had the same number of trials: {told}."
-    return f"{words} Every row has had {next(iter(trials.values()))} trials."
-
-
 def _method(key: Key, runs: Sequence[Result]) -> Method:
     name, way = NAMES[key], key[1]
-    entries = [Entry(Evaluated(name, run.test[way], {"seed": run.spec.seed, "ood": run.ood}, {})) for run in runs]
+    scores = [{name: value for name, value in run.test[way].items() if name not in (LEAST, MOST)} for run in runs]
+    entries = [
+        Entry(Evaluated(name, each, {"seed": run.spec.seed, "ood": run.ood}, {}))
+        for run, each in zip(runs, scores, strict=True)
+    ]
     return Method(name, tuple(entries))
+
+
+def _fitted(values: Sequence[float | None]) -> Cell:
+    """Show what the runs of a row have fitted, each value: their mean would be what none of them used."""
+    shown = dict.fromkeys("as trained" if value is None else plain_number(float(f"{value:.3g}")) for value in values)
+    first = values[0]
+    value = first if first is not None and len(shown) == 1 else math.nan
+    return Cell(value, num_runs=len(values), shown=", ".join(shown))
 
 
 def _beta(value: float) -> Cell:
@@ -315,11 +285,26 @@ def _paper_cell(score: str, value: float) -> Cell:
     return Cell(value, shown=shown[score])
 
 
-def _order(spec: RunSpec) -> tuple[Any, ...]:
-    return list(_METHODS).index(spec.method), spec.log_sigma_lr_multiplier, spec.beta, spec.seed
+def in_order(results: Iterable[Result]) -> list[Result]:
+    """Sort runs by method, speed of log σ, β and seed.
+
+    >>> found = [Result(RunSpec("digits", method, 0.1), {}, {}, {}, 1.0) for method in ("map", "vl")]
+    >>> [result.spec.method for result in in_order(found)]
+    ['vl', 'map']
+    """
+
+    def place(spec: RunSpec) -> tuple[Any, ...]:
+        return list(_METHODS).index(spec.method), spec.log_sigma_lr_multiplier, spec.beta, spec.seed
+
+    return sorted(results, key=lambda result: place(result.spec))
 
 
-def _run_name(spec: RunSpec) -> str:
+def run_name(spec: RunSpec) -> str:
+    """Return what the page calls a run.
+
+    >>> run_name(RunSpec("digits", "vl", 0.1))
+    'VL, β 0.1, seed 0'
+    """
     words = f"{_METHODS[spec.method]}, β {spec.beta:g}"
     if spec.log_sigma_lr_multiplier != PAPERS_MULTIPLIER:
         words += f", multiplier {spec.log_sigma_lr_multiplier:g}"
@@ -337,12 +322,13 @@ def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
         for name, value in dataclasses.asdict(spec).items()
         if (value != usual[name] if name in usual else len({getattr(other, name) for other in same}) > 1)
     ]
-    return ", ".join([spec.data, f"{spec.recipe} recipe", _epochs(spec.epochs), *told])
+    return ", ".join([spec.data, f"{spec.recipe} recipe", epochs_in_words(spec.epochs), *told])
 
 
-def _epochs(number: int) -> str:
+def epochs_in_words(number: int) -> str:
+    """Say how long a training is.
+
+    >>> epochs_in_words(1), epochs_in_words(50)
+    ('1 epoch', '50 epochs')
+    """
     return f"{number} epoch{'s' * (number > 1)}"
-
-
-def _seeds(numbers: Sequence[int]) -> str:
-    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

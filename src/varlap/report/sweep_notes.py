@@ -1,0 +1,157 @@
+"""What the page of `varlap reproduce` says under its tables: how β was chosen, what is missing, what was timed."""
+
+from collections.abc import Mapping, Sequence
+
+from varlap.experiments.final_line import FinalLine
+from varlap.experiments.grid import paper_numbers
+from varlap.experiments.ways import NAMES, Key, variances_at_an_end
+from varlap.plot.style import plain_number
+from varlap.report.sweeps import Sweep, epochs_in_words, in_order, papers_times, run_name
+
+
+def how_beta_was_chosen(sweep: Sweep) -> str:
+    """Say in words how honest the tables are.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> def result(beta, nll):
+    ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": nll}}, {"mean": {"nll": nll}}, {}, 1.0)
+    >>> (sweep,) = sweeps([result(0.003, 0.3), result(0.01, 0.4)])
+    >>> print(how_beta_was_chosen(sweep).partition("trials. ")[2])
+    At the end of its grid, so that a value beyond might be better: VL at β 0.003.
+    """
+    chosen = _chosen_before(sweep.final) if sweep.final is not None else _chosen_here(sweep)
+    return " ".join(filter(None, (chosen, _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep))))
+
+
+def what_is_missing(sweep: Sweep) -> str:
+    """Name the runs without scores, and the recorded rows without runs; nothing where all is there.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> (sweep,) = sweeps([Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0, failure="the loss is NaN")])
+    >>> what_is_missing(sweep)
+    'Diverged, and so without scores: VL, β 0.1, seed 0.'
+    """
+    words = [] if sweep.final is None else _not_run(sweep, sweep.final)
+    if sweep.diverged:
+        words.append(
+            f"Diverged, and so without scores: {'; '.join(run_name(r.spec) for r in in_order(sweep.diverged))}."
+        )
+    return " ".join(words)
+
+
+def how_it_was_timed(sweep: Sweep) -> str:
+    """Say what the seconds of Table 2 are, and with which curvature of VL.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> (ours,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1, curvature="default"), {}, {}, {}, 3.0)])
+    >>> how_it_was_timed(ours).partition("other. ")[2]
+    "VL's curvature: the library's default; the paper's times are of the exact one, and do not stand beside."
+    """
+    words = (
+        "Median over epochs, without validation and without the first, in which a GPU compiles. Runs that shared a "
+        "device slowed each other. "
+    )
+    if papers_times(sweep):
+        return f"{words}VL's curvature: exact, as the paper's. The paper's hardware is another, so compare the ratios."
+    if sweep.spec.curvature == "exact":
+        return f"{words}VL's curvature: exact."
+    timed = sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2")
+    apart = "; the paper's times are of the exact one, and do not stand beside" if timed else ""
+    return f"{words}VL's curvature: the library's default{apart}."
+
+
+def _chosen_before(line: FinalLine) -> str:
+    sweeps = {
+        method: f"a sweep of {epochs_in_words(line.sweep_epochs[method])} over {{}} with "
+        f"{_seeds(line.sweep_seeds[method])}"
+        for method in line.sweep_betas
+    }
+    tried = {method: ", ".join(f"{beta:g}" for beta in betas) for method, betas in line.sweep_betas.items()}
+    if len(set(sweeps.values())) > 1:  # one call chose for some methods, and another for others
+        by = "; ".join(f"{words.format(tried[method])} ({method.upper()})" for method, words in sweeps.items())
+    else:
+        same = len(set(tried.values())) == 1
+        listed = [betas if same else f"{betas} ({method.upper()})" for method, betas in tried.items()]
+        by = next(iter(sweeps.values())).format("; ".join(dict.fromkeys(listed)))
+    counts = {method.upper(): len(betas) for method, betas in line.sweep_betas.items()}
+    same = len(set(counts.values())) == 1
+    trials = (
+        f"{next(iter(counts.values()))} trials for every row"
+        if same
+        else f"unequal numbers of trials ({', '.join(f'{method} {number}' for method, number in counts.items())})"
+    )
+    words = (
+        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. Nothing here was "
+        "chosen by the test images; the paper's are the best values over its β, as its caption says."
+    )
+    if not line.borrowed:
+        return words
+    named = " and ".join(f"‘{row}’" for row in line.borrowed)
+    return f"{words} The sweep has not scored {named}: the β there is that of the method's mean network."
+
+
+def _chosen_here(sweep: Sweep) -> str:
+    trials = {key: choice.num_trials for key, choice in sweep.choices().items()}
+    if set(trials.values()) == {1}:
+        return (
+            "One β for each method, which no sweep in this store has chosen. The paper's are the best values over its "
+            "β, as its caption says."
+        )
+    share = f"{sweep.spec.validation:.0%} of the training images"
+    words = (
+        f"β is chosen by the NLL of {share}, which were held out. Best on test is what choosing by the test images "
+        "would have given, as the paper seems to have done: it is no fair score, and stands here for comparison."
+    )
+    if len(set(trials.values())) > 1:
+        return f"{words} Mind that the rows have not had the same number of trials: {_by_row(trials)}."
+    return f"{words} Every row has had {next(iter(trials.values()))} trials."
+
+
+def _at_an_end(sweep: Sweep) -> str:
+    named = []
+    for key, choice in sweep.choices().items():
+        tried = choice.betas if sweep.final is None else sweep.final.sweep_betas[key[0]]
+        if len(tried) > 1 and choice.beta in (min(tried), max(tried)):
+            named.append(f"{NAMES[key]} at β {choice.beta:g}")
+        scores = [run.test[key[1]] for run in choice.by_validation]
+        betas = dict.fromkeys(each["laplace_beta"] for each in scores if variances_at_an_end(each))
+        named += [f"{NAMES[key]} at β {plain_number(beta)} of its variances" for beta in betas]
+    if not named:
+        return ""
+    return f"At the end of its grid, so that a value beyond might be better: {'; '.join(named)}."
+
+
+def _unequal_seeds(sweep: Sweep) -> str:
+    numbers = {key: len(choice.by_validation) for key, choice in sweep.choices().items()}
+    if len(set(numbers.values())) < 2:
+        return ""
+    return f"The rows are of unequal numbers of seeds: {_by_row(numbers)}."
+
+
+def _not_run(sweep: Sweep, line: FinalLine) -> list[str]:
+    missing, without = [], []
+    for row in line.rows:
+        key = row.method, row.way
+        runs = line.runs(key, (*sweep.results, *sweep.diverged))
+        wanted, found = line.seeds.get(row.method, ()), {run.spec.seed for run in runs}
+        seeds = [seed for seed in wanted if seed not in found]
+        name = f"{NAMES[key]} at β {row.beta:g}"
+        if seeds:
+            missing.append(f"{name} with {_seeds(seeds)}" if len(seeds) < len(wanted) else name)
+        if any(run.failure is None and row.way not in run.test for run in runs):
+            without.append(name)
+    words = [f"Not run yet: {'; '.join(missing)}."] if missing else []
+    if without:  # as an earlier version has left them
+        words.append(f"Run, but not scored in this way: {'; '.join(without)}.")
+    return words
+
+
+def _by_row(numbers: Mapping[Key, int]) -> str:
+    return "; ".join(f"{NAMES[key]} {number}" for key, number in numbers.items())
+
+
+def _seeds(numbers: Sequence[int]) -> str:
+    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -1,0 +1,107 @@
+"""The notes under the tables: β at the end of a grid, rows that are missing or unequal, and what was timed."""
+
+import dataclasses
+
+import pytest
+
+from made_results import BEST, made_line, made_result, made_sweep
+from varlap.experiments.final_line import FinalRow
+from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed
+from varlap.report.sweeps import sweeps, table_1, table_2, table_of_all_ways
+
+
+def _cells(table, row: str) -> dict[str, str]:
+    (found,) = [each for each in table.rows if each.name == row]
+    return {key: cell.shown for key, cell in found.cells.items()}
+
+
+def _with_variances(beta: float | None, seed: int, **ends: float):
+    made = made_result("vl", 0.1, seed=seed)
+    scores = {name: value for name, value in made.test["linearised"].items() if name != "laplace_beta"}
+    fitted = {} if beta is None else {"laplace_beta": beta, **ends}
+    return dataclasses.replace(made, test={**made.test, "linearised": {**scores, **fitted}})
+
+
+def test_what_each_seed_has_fitted_is_listed_and_not_averaged():
+    (sweep,) = sweeps([_with_variances(beta, seed) for seed, beta in enumerate((0.0003, 0.003, None))])
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    assert _cells(table, "VL, linearised")["laplace_beta"] == "0.0003, 0.003, as trained"
+    assert _cells(table, "VL, scaled")["temperature"] == "1.2"
+    shown = table.to_json()["rows"][2]["scores"]["laplace_beta"]
+    assert (shown["value"], shown["runs"]) == (None, 3)
+
+
+def test_a_beta_at_the_end_of_what_was_tried_is_named():
+    said = "At the end of its grid, so that a value beyond might be better: "
+    (sweep,) = sweeps([made_result("vl", beta) for beta in (0.01, 0.1, 1.0)])
+    assert said not in how_beta_was_chosen(sweep)
+    (sweep,) = sweeps([made_result("map", beta) for beta in (0.01, 0.1)])
+    assert f"{said}MAP at β 0.01; MAP, scaled at β 0.01; MAP, Laplace at β 0.01." in how_beta_was_chosen(sweep)
+    # Of the sweep that chose, whatever the final runs are.
+    (sweep,) = sweeps([made_result("vl", 0.01, seed=seed) for seed in (0, 1)], [made_line({("vl", "mean"): 0.01})])
+    assert f"{said}VL at β 0.01." in how_beta_was_chosen(sweep)
+
+
+@pytest.mark.parametrize(
+    ("beta", "ends", "named"),
+    [
+        (0.0003, {}, True),  # kept by a version that tried no less
+        (0.001, {}, False),
+        (0.0003, {"laplace_beta_least": 0.00003, "laplace_beta_most": 1.0}, False),
+        (0.00003, {"laplace_beta_least": 0.00003, "laplace_beta_most": 1.0}, True),
+    ],
+)
+def test_variances_at_the_end_of_what_was_tried_are_named(beta: float, ends: dict[str, float], named: bool):
+    (sweep,) = sweeps([_with_variances(beta, 0, **ends)])
+    assert (
+        f"better: VL, linearised at β {beta:.5f}".rstrip("0") + " of its variances." in how_beta_was_chosen(sweep)
+    ) == named
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    assert not {"laplace_beta_least", "laplace_beta_most"} & set(_cells(table, "VL, linearised"))
+
+
+def test_final_rows_that_were_not_run_or_not_scored_are_named():
+    line = made_line({("vl", "mean"): 0.01, ("vl", "scaled"): 0.1, ("vl", "linearised"): 0.01})
+    older = made_result("vl", 0.01)
+    older = dataclasses.replace(older, test={"mean": older.test["mean"]})
+    (sweep,) = sweeps([older], [line])
+    words = how_beta_was_chosen(sweep)
+    assert "Not run yet: VL at β 0.01 with seed 1; VL, scaled at β 0.1; VL, linearised at β 0.01 with seed 1." in words
+    assert "Run, but not scored in this way: VL, linearised at β 0.01." in words
+    diverged = dataclasses.replace(made_result("vl", 0.01, seed=1), test={}, validation={}, failure="the loss is NaN")
+    (sweep,) = sweeps([older, diverged], [line])
+    assert "Not run yet: VL, scaled at β 0.1." in how_beta_was_chosen(sweep)
+
+
+def test_rows_of_unequal_numbers_of_seeds_or_trials_are_named_in_words():
+    of_vl = made_line({("vl", "mean"): 0.1})
+    line = dataclasses.replace(
+        of_vl,
+        seeds={**of_vl.seeds, "map": (0,)},
+        sweep_epochs={"vl": 50, "map": 50},
+        sweep_betas={**of_vl.sweep_betas, "map": (0.01, 0.1, 1.0)},
+        sweep_seeds={**of_vl.sweep_seeds, "map": (0,)},
+        rows=(*of_vl.rows, FinalRow("map", "mean", 0.1)),
+    )
+    (sweep,) = sweeps([made_result("vl", 0.1), made_result("vl", 0.1, seed=1), made_result("map", 0.1)], [line])
+    words = how_beta_was_chosen(sweep)
+    assert "unequal numbers of trials (VL 2, MAP 3). Nothing here" in words
+    assert "The rows are of unequal numbers of seeds: VL 2; MAP 1." in words
+    (sweep,) = sweeps([made_result(method, 0.1, seed=seed) for method in BEST for seed in (0, 1)])
+    assert "numbers of seeds" not in how_beta_was_chosen(sweep)
+
+
+def test_the_papers_times_stand_beside_those_of_its_curvature_alone():
+    (papers,), (ours,) = (sweeps(made_sweep((0.1,), curvature=curvature)) for curvature in ("exact", "default"))
+    assert "VL's curvature: exact, as the paper's. The paper's hardware is another, so compare the ratios." in (
+        how_it_was_timed(papers)
+    )
+    assert [column.key for column in table_2(ours).columns] == ["seconds", "ratio"]
+    assert "VL's curvature: the library's default; the paper's times are of the exact one" in how_it_was_timed(ours)
+    assert "compare the ratios" not in how_it_was_timed(ours)
+    (other,) = sweeps(made_sweep((0.1,), model="mlp"))
+    assert how_it_was_timed(other).endswith("VL's curvature: exact.")
+    (table,) = [column.heading for column in table_1(ours).columns if column.key == "paper_nll"]
+    assert table == "paper's NLL"  # scores are compared all the same
