@@ -634,3 +634,13 @@ def test_import_and_first_step_raise_no_warning_of_any_kind():
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("network", [nn.Linear(4, 3), nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
+def test_inputs_of_another_precision_than_the_weights_are_named_with_the_remedy(network: nn.Module, dtype: torch.dtype):
+    bnn, x = varlap.BNN(network), torch.ones(6, 4, dtype=dtype)
+    with pytest.raises(BatchError, match=rf"x holds {dtype}, and the weights are torch.float32; give it as x.to"):
+        bnn.predict(x)
+    with pytest.raises(RuntimeError, match="shape"):  # other errors of torch stay as they are
+        varlap.BNN(nn.Linear(5, 3)).predict(torch.ones(6, 4))

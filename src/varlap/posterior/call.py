@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from varlap import tree
+from varlap.errors import BatchError
+
 
 def call(network: nn.Module, x: Any) -> Any:
     """Call the network with `x` spread over its arguments where that fits, else with `x` as one argument.
@@ -13,7 +16,21 @@ def call(network: nn.Module, x: Any) -> Any:
     >>> import torch
     >>> call(nn.Bilinear(2, 2, 3), (torch.ones(4, 2), torch.ones(4, 2))).shape
     torch.Size([4, 3])
+    >>> call(nn.Linear(2, 3), torch.ones(4, 2, dtype=torch.uint8))
+    Traceback (most recent call last):
+    varlap.errors.BatchError: x holds torch.uint8, and the weights are torch.float32; give it as x.to(torch.float32)
     """
+    try:
+        return _spread(network, x)
+    except RuntimeError as error:
+        weights = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+        others = [tensor.dtype for tensor in tree.tensors(x) if tensor.dtype != weights]
+        if weights is None or not others or not any(word in str(error) for word in ("dtype", "type (", "scalar type")):
+            raise
+        raise BatchError(f"x holds {others[0]}, and the weights are {weights}; give it as x.to({weights})") from error
+
+
+def _spread(network: nn.Module, x: Any) -> Any:
     if isinstance(x, Mapping) and all(isinstance(key, str) for key in x) and _fits(network, (), x):
         return network(**x)
     if isinstance(x, tuple) and _fits(network, x, {}):
