@@ -1,5 +1,6 @@
 """The page of the paper's experiments says what the committed results say."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -95,6 +96,20 @@ def test_the_best_beta_of_a_length_is_what_the_results_say(epochs: int):
     for number, run in told.items():
         assert run.test["mean"]["nll"] == pytest.approx(number, abs=5.1e-4)
     assert vl.by_validation[0].test["scaled"]["temperature"] == pytest.approx(temperature, abs=5.1e-3)
+
+
+def test_early_stopping_in_small_is_what_the_results_say():
+    (sweep,) = sweeps(Store(ROOT / "results" / "figure-2"))
+    runs = {(r.spec.beta, r.spec.log_sigma_lr_multiplier, r.spec.method): r for r in sweep.results}
+    assert len(runs) == 16
+    for beta, multiplier in itertools.product((1.0, 0.1), (1.0, 3.0, 10.0, 30.0)):
+        row = next(line for line in PAGE.splitlines() if line.startswith(f"| {beta:g} | × {multiplier:g} |"))
+        cells = [float(cell.strip(" %").replace("−", "-")) for cell in row.split("|")[3:9]]
+        for method, (elbo, nll, accuracy) in zip(("vl", "vi"), (cells[:3], cells[3:]), strict=True):
+            run = runs[beta, multiplier, method]
+            assert run.history[-1]["elbo"] == pytest.approx(elbo, abs=5.1e-4)
+            assert run.test["mean"]["nll"] == pytest.approx(nll, abs=5.1e-4)
+            assert 100 * run.test["mean"]["accuracy"] == pytest.approx(accuracy, abs=0.051)
 
 
 @pytest.mark.parametrize("epochs", [50, 200])
