@@ -24,9 +24,7 @@ def curvature_data_term(context: Context, curvature: Curvature, *, learn_varianc
     bnn, wanted = context.bnn, context.with_gradients
     weight = curvature.weight(context.streams.step)
     if not weight:
-        data = mean_data_term(context)
-        unmoved = {name: torch.zeros_like(log_sigma) for name, log_sigma in bnn.log_sigma.items()}
-        return replace(data, log_sigma_gradients=unmoved if wanted and learn_variances else {})
+        return without_curvature(mean_data_term(context), context, learn_variances=learn_variances)
     log_likelihood, estimate = _estimate(context, curvature)
     diagonal = estimate.diagonal()
     penalty, in_log_sigma = _penalty(bnn, diagonal, weight)
@@ -35,6 +33,14 @@ def curvature_data_term(context: Context, curvature: Curvature, *, learn_varianc
     outputs, cotangents = _pull_back(bnn, estimate, weight)
     gradients = _pulled([log_likelihood, *outputs], [-torch.ones_like(log_likelihood), *cotangents], context)
     return DataTerm(log_likelihood, penalty, gradients, in_log_sigma if learn_variances else {}, diagonal)
+
+
+def without_curvature(data: DataTerm, context: Context, *, learn_variances: bool = True) -> DataTerm:
+    """Return the data term of a step in which the penalty moves nothing, log σ included."""
+    if not (context.with_gradients and learn_variances):
+        return data
+    unmoved = {name: torch.zeros_like(log_sigma) for name, log_sigma in context.bnn.log_sigma.items()}
+    return replace(data, log_sigma_gradients=unmoved)
 
 
 def renewed(

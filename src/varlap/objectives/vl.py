@@ -6,13 +6,12 @@ import weakref
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from varlap.curvature import DEFAULT, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError, VarlapWarning
-from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered
+from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered, without_curvature
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.map import mean_data_term
 from varlap.objectives.mistakes import CALLS_WITHOUT_UPDATE
@@ -115,9 +114,8 @@ class VL(Objective):
                 stack.enter_context(running.standing_in(sums))
             if self._fisher:
                 data = with_remembered(data, context, self._fisher, self._gradient, learn_variances=learn)
-            elif context.with_gradients and learn:
-                unmoved = {name: torch.zeros_like(log_sigma) for name, log_sigma in context.bnn.log_sigma.items()}
-                data = replace(data, log_sigma_gradients=unmoved)
+            else:
+                data = without_curvature(data, context, learn_variances=learn)
         return replace(data, updates=updates)
 
     def renews(self, step: int) -> bool:
