@@ -8,11 +8,12 @@ from varlap.cli.bench import app as bench
 from varlap.cli.data import app as data
 from varlap.cli.demo import demo
 from varlap.cli.evaluate import evaluate
+from varlap.cli.mistakes import OneLine
 from varlap.cli.report import report
 from varlap.cli.reproduce import reproduce
 from varlap.cli.train import train
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=OneLine, no_args_is_help=True, add_completion=False)
 
 
 def _print_version(wanted: bool) -> None:

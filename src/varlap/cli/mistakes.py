@@ -3,10 +3,14 @@
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from varlap.errors import Interrupted, VarlapError
+
+UsageError: Any = typer.BadParameter.__base__  # click's, or that of typer's own copy of click
 
 
 @contextlib.contextmanager
@@ -22,7 +26,35 @@ def user_mistakes() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+class OneLine(TyperGroup):
+    """Says in one line what is wrong with the arguments, as commands do with what they find wrong themselves."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the arguments of the program."""
+        with _in_one_line():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read those of a command, and run it."""
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        said = error.format_message()
+        if "\n" in said:  # the help of a command that was called without arguments
+            raise
+        where = error.ctx.command_path if error.ctx else "varlap"
+        said = said if said.endswith("?") else f"{said.rstrip('.')};"
+        typer.echo(f"varlap: {said} see {where} --help", err=True)
+        raise typer.Exit(2) from None
+
+
 def log_to_stderr(quiet: bool) -> None:
-    """Let people hear of warnings, and of a run that is carried on."""
+    """Let people hear of warnings and, unless `quiet`, of runs that are carried on where no progress says so."""
     logging.basicConfig(format="varlap: %(message)s")
     logging.getLogger("varlap.training.loop").setLevel(logging.WARNING if quiet else logging.INFO)

@@ -56,7 +56,7 @@ def reproduce(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="the store; by default runs/paper (all of the paper), runs/miniature or runs/uci"),
+        typer.Option(help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature or uci"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
@@ -95,7 +95,9 @@ def reproduce(
             raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
         experiment = _experiment(what, recipe.value, changes)
-        store = Store(out or Path("runs") / (experiment.name if experiment.name == "miniature" else "paper"))
+        # Runs of Figure 2 have β of their own, which would be further trials in Table 1.
+        own = experiment.name in ("miniature", "figure-2")
+        store = Store(out or Path("runs") / (experiment.name if own else "paper"))
         _make_folder(store)
         check_data(experiment.specs)
         chosen_device = choose_device(device)

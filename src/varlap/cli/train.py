@@ -78,7 +78,7 @@ def train(
 
     Example: varlap train digits --method vl --beta 0.01 --epochs 20 --out runs/digits
     """
-    log_to_stderr(quiet or as_json)
+    log_to_stderr(quiet=True)  # the progress shows where a run is carried on
     with user_mistakes():
         chosen = choose_device(device)
         task = ImageTask(data, model.value, validation, seed)
