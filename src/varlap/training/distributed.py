@@ -41,9 +41,7 @@ class World:
         widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         plain = [tensor.detach().to(widest).contiguous() for tensor in tensors]
         further = torch.tensor(numbers, dtype=widest, device=self.device)
-        own = _flatten_dense_tensors(plain)
-        own = own * weight if weight else torch.zeros_like(own)  # who has no items adds nothing, not 0 · ∞
-        flat = torch.cat([own, further])
+        flat = torch.cat([_flatten_dense_tensors(plain) * weight, further])
         dist.all_reduce(flat)
         split = flat.numel() - len(numbers)
         return _unflatten_dense_tensors(flat[:split], plain), flat[split:].tolist()
