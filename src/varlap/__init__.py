@@ -35,7 +35,7 @@ _HOMES = {
     "posterior": ("BNN", "EmpiricalBayesPrior", "FanInPrior", "OneScalePrior", "Prior", "Weight"),
     "posthoc": ("VarianceGap", "fit_temperature", "laplace", "variance_gap"),
     "predict": ("reestimate_statistics",),
-    "training": ("FitSettings", "History", "TrainingStep", "adam", "fit", "load"),
+    "training": ("FitSettings", "History", "TrainingStep", "adam", "fit", "load", "sgd"),
 }
 _MODULES = ("data", "errors", "metrics", "models", "plot", "report")
 _NEEDS = {"integrations.scikit_learn": "sklearn"}  # where it is missing, `from varlap import *` goes without the names

@@ -59,6 +59,7 @@ from varlap.training import (
     adam as adam,
     fit as fit,
     load as load,
+    sgd as sgd,
 )
 
 __version__: str

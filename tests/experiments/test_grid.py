@@ -43,7 +43,8 @@ def test_every_setting_that_is_not_the_default_is_in_the_key():
     others = {"seed": 1, "recipe": "x", "model": "mlp", "width": 32, "epochs": 3, "lr": 0.1, "schedule": "cosine"}
     others |= {"batch_size": 1, "log_sigma_lr_multiplier": 1, "curvature": "default", "prior_scale": 1.0}
     others |= {"augment": False, "validation": 0.2, "num_train": 9, "precision": "fp32", "linearised": False}
-    spec = RunSpec("digits", "vl", 0.1)
+    others |= {"optimizer": "Adam", "momentum": 0.9, "warmup": 0.1}
+    spec = RunSpec("digits", "vl", 0.1, optimizer="SGD")
     assert set(others) == {field.name for field in dataclasses.fields(spec)} - {"data", "method", "beta"}
     changed = [dataclasses.replace(spec, **{name: value}) for name, value in others.items()]
     assert len({one.key() for one in [spec, *changed]}) == 1 + len(others)
@@ -80,6 +81,10 @@ def test_the_papers_numbers_are_all_there():
         ({"linearised": "no"}, "linearised = 'no' must be true or false"),
         ({"seed": -1}, "seed = -1 must be a whole number of at least 0"),
         ({"validation": "0.1"}, "validation = 0.1 must be a part of the training images"),
+        ({"momentum": 0.9}, "momentum = 0.9 is SGD's; set optimizer = 'SGD' too"),
+        ({"optimizer": "SGD", "momentum": 1}, "momentum = 1 must be at least 0 and below 1; 0.9 is usual"),
+        ({"warmup": -0.1}, "warmup = -0.1 must be the part of the training over which the learning rate rises"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd': did you mean 'SGD'?"),
         ({"recipe": "../x"}, "becomes part of a file's name"),
     ],
 )
@@ -104,7 +109,7 @@ def test_mistakes_in_an_experiment_are_named():
         Experiment.named("table-3")
     with pytest.raises(ConfigError, match=r"an experiment has no part 'gird'; did you mean 'grid'\?"):
         expand({"gird": {}}, {})
-    with pytest.raises(ConfigError, match="recipe 'mine': choose 'paper' or 'ours'"):
+    with pytest.raises(ConfigError, match="recipe 'mine': choose 'paper', 'ours' or 'sgd'"):
         Experiment.named("table-1", recipe="mine")
 
 

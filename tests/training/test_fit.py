@@ -108,6 +108,8 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ({"batch_size": 2.5}, r"fit\(batch_size=2.5\) must be a whole number"),
         ({"schedule": "linear"}, "choose 'constant', 'cosine' or 'milestones'"),
         ({"precision": "fp8"}, "choose 'fp32', 'bf16' or 'fp16'"),
+        ({"optimizer": "SGD", "momentum": 1.0}, r"fit\(momentum=1\.0\) must be in \[0, 1\); 0\.9 is usual"),
+        ({"momentum": 0.9}, r"fit\(momentum=0\.9\) is SGD's, not Adam's; leave it out"),
         ({"save_pause_s": -1}, r"fit\(save_pause_s=-1\) must be a number of seconds, at least 0"),
         ({"time_limit_s": 0}, r"fit\(time_limit_s=0\) must be a positive number of seconds"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),

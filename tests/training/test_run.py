@@ -131,12 +131,15 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("make_bnn", [_bnn, _convolutional_bnn])
 @pytest.mark.parametrize("stop_at", [7, 9])  # in the middle of an epoch, and before its smaller last batch
-def test_a_compiled_run_on_a_gpu_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, stop_at: int, make_bnn: Any):
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "SGD", "momentum": 0.9}], ids=["Adam", "SGD"])
+def test_a_compiled_run_on_a_gpu_is_bitwise_equal_to_an_uninterrupted_one(
+    tmp_path: Path, stop_at: int, make_bnn: Any, settings: dict[str, Any]
+):
     alone, carried_on = make_bnn().cuda(), make_bnn().cuda()
-    rows = _rows(_fit(alone, out=tmp_path / "alone", save_every=1))
+    rows = _rows(_fit(alone, out=tmp_path / "alone", save_every=1, **settings))
     with pytest.raises(Stopped):
-        _fit(make_bnn().cuda(), _at(stop_at, _stop), out=tmp_path / "run", save_every=1)
-    assert _rows(_fit(carried_on, out=tmp_path / "run", save_every=1)) == rows
+        _fit(make_bnn().cuda(), _at(stop_at, _stop), out=tmp_path / "run", save_every=1, **settings)
+    assert _rows(_fit(carried_on, out=tmp_path / "run", save_every=1, **settings)) == rows
     assert _same_bits(alone, carried_on)
 
 

@@ -28,6 +28,7 @@ class Recipe(StrEnum):
 
     paper = "paper"
     ours = "ours"
+    sgd = "sgd"
 
 
 def reproduce(
@@ -40,7 +41,7 @@ def reproduce(
     budget: Annotated[
         float | None, typer.Option(help="minutes; what is left is carried on by the same command")
     ] = None,
-    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours")] = Recipe.paper,
+    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, ours by Adam, or ours by SGD")] = Recipe.paper,
     seeds: Annotated[int | None, typer.Option(min=1, help="so many of them, from 0 on")] = None,
     final: Annotated[
         bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every row")

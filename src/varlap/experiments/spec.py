@@ -13,9 +13,15 @@ from varlap.errors import ConfigError, did_you_mean
 
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
+Optimizer = Literal["Adam", "SGD"]
 Precision = Literal["fp32", "bf16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
 
+PARTS = {
+    "momentum": "at least 0 and below 1; 0.9 is usual",
+    "warmup": "the part of the training over which the learning rate rises, such as 0.05",
+    "validation": "a part of the training images, such as 0.1",
+}
 _ALWAYS = ("data", "method", "beta", "seed", "recipe")  # what a run is called by
 
 
@@ -44,6 +50,12 @@ class RunSpec:
     lr: float = 1e-4
     schedule: Schedule = "milestones"
     """÷ 10 after half and three quarters of the training, or a cosine to zero"""
+    optimizer: Optimizer = "Adam"
+    """of the means; with SGD log σ learns by Adam, `log_sigma_lr_multiplier` times as fast as its usual 1e-3"""
+    momentum: float = 0.0
+    """of SGD, Nesterov's"""
+    warmup: float = 0.0
+    """part of the training over which the learning rate rises from zero"""
     batch_size: int = 128
     log_sigma_lr_multiplier: float = 10.0
     curvature: Literal["exact", "default"] = "exact"
@@ -63,6 +75,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         choices = {"data": KNOWN_NAMES, "method": get_args(Method), "schedule": get_args(Schedule)}
         choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
+        choices |= {"optimizer": get_args(Optimizer)}
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ConfigError(f"{name} = {value!r}: {did_you_mean(value, allowed)}")
@@ -73,6 +86,11 @@ class RunSpec:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} = {value!r} must be a positive, finite number")
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same run
+        for name in ("momentum", "warmup", "validation"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value < 1:
+                raise ConfigError(f"{name} = {value} must be {PARTS[name]}")
+            object.__setattr__(self, name, float(value))
         for name in ("epochs", "batch_size", "width", "num_train"):
             value = getattr(self, name)
             if (value is None and name == "num_train") or (type(value) is int and value > 0):
@@ -85,9 +103,8 @@ class RunSpec:
             raise ConfigError(f"seed = {self.seed!r} must be a whole number of at least 0")
         if not isinstance(self.recipe, str) or not self.recipe.replace("-", "").isalnum():
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
-        if type(self.validation) not in (int, float) or not 0 <= self.validation < 1:
-            raise ConfigError(f"validation = {self.validation} must be a part of the training images, such as 0.1")
-        object.__setattr__(self, "validation", float(self.validation))
+        if self.momentum and self.optimizer != "SGD":
+            raise ConfigError(f"momentum = {self.momentum:g} is SGD's; set optimizer = 'SGD' too")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RunSpec":

@@ -17,6 +17,7 @@ from varlap.posterior import BNN
 from varlap.training.distributed import World
 from varlap.training.loop import VALIDATION_SCORES, describe_variances
 from varlap.training.model_file import beside, describe, save_tensors
+from varlap.training.optimizer import make_optimizer
 from varlap.training.run_folder import spec_of
 from varlap.training.sampler import FitSampler
 from varlap.training.settings import FitSettings
@@ -32,7 +33,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["FitSampler", "LightningBNN"]
 
-OWN_SETTINGS = ("optimizer", "lr", "log_sigma_lr_multiplier", "schedule", "milestones", "warmup_epochs")
+OWN_SETTINGS = ("optimizer", "momentum", "lr", "log_sigma_lr_multiplier", "schedule", "milestones", "warmup_epochs")
 ELSEWHERE = {
     "epochs": "Trainer(max_epochs=...)",
     "batch_size": "DataLoader(batch_size=...)",
@@ -66,8 +67,8 @@ class LightningBNN(LightningModule):
         configure: a function of the BNN that returns what Lightning's `configure_optimizers` may return; by default
             the optimizer and the schedule of `fit`.
         split: a function of a batch that returns (x, y), where the loader gives something else.
-        settings: of `FitSettings`: `optimizer`, `lr`, `log_sigma_lr_multiplier`, `schedule`, `milestones` and
-            `warmup_epochs`.
+        settings: of `FitSettings`: `optimizer`, `momentum`, `lr`, `log_sigma_lr_multiplier`, `schedule`, `milestones`
+            and `warmup_epochs`.
 
     >>> import varlap
     >>> module = LightningBNN(varlap.BNN(torch.nn.Linear(2, 3)), varlap.VL(num_data=64, beta=0.1), lr=1e-2)
@@ -141,8 +142,7 @@ class LightningBNN(LightningModule):
         if self._configure is not None:
             return self._configure(self.bnn)
         settings = self.settings
-        groups = self.bnn.parameter_groups(settings.lr, settings.log_sigma_lr_multiplier)
-        optimizer = getattr(torch.optim, settings.optimizer)(groups)
+        optimizer = make_optimizer(self.bnn, settings)
         if settings.schedule == "constant" and not settings.warmup_epochs:
             return optimizer
         total = self.trainer.estimated_stepping_batches

@@ -168,7 +168,7 @@ def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
             {
                 "Data": spec.data,
                 "Network": spec.model,
-                "Recipe": f"{spec.recipe}: lr {spec.lr:g}, {spec.schedule}, batch {spec.batch_size}",
+                "Recipe": f"{spec.recipe}: {spec.optimizer}, lr {spec.lr:g}, {spec.schedule}, batch {spec.batch_size}",
                 "Epochs": str(spec.epochs),
                 "Held out": f"{spec.validation:.0%} of the training images" if spec.validation else "none",
                 "Runs": f"{len(_runs(part))}{f', of which {len(part.diverged)} diverged' if part.diverged else ''}",

@@ -17,6 +17,7 @@ from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training.distributed import World, join_world
 from varlap.training.loop import History, Loop
+from varlap.training.optimizer import make_optimizer
 from varlap.training.progress import Progress, choose_progress
 from varlap.training.records import LoggerLike
 from varlap.training.run_folder import Resume, RunFolder, spec_of
@@ -24,8 +25,6 @@ from varlap.training.settings import FitSettings
 from varlap.training.source import Arrays, Augmentation, Source, as_source
 
 log = logging.getLogger(__name__)
-
-FUSED_OPTIONS = {"Adam": ("fused", "capturable"), "AdamW": ("fused", "capturable"), "SGD": ("fused",)}
 
 
 def fit(
@@ -123,12 +122,13 @@ def fit(
             folder = _open_folder(Path(out), spec, resume, world)
         if folder is not None:
             stack.callback(folder.close)
+        _prefer_channels_last(bnn)
         loop = Loop(
             bnn=bnn,
             objective=objective,
             source=source,
             settings=chosen,
-            optimizer=_make_optimizer(bnn, chosen),
+            optimizer=make_optimizer(bnn, chosen, fused=bnn.device.type == "cuda"),
             out=out,
             folder=folder,
             world=world,
@@ -216,10 +216,8 @@ def _check_data(
             check_targets(bnn, bnn.outputs(first), source.targets, source.num_items)
 
 
-def _make_optimizer(bnn: BNN, settings: FitSettings) -> torch.optim.Optimizer:
-    on_cuda = bnn.device.type == "cuda"
-    if on_cuda and any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in bnn.network.modules()):
-        bnn.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what tensor cores want
-    kind = getattr(torch.optim, settings.optimizer)
-    options = dict.fromkeys(FUSED_OPTIONS.get(settings.optimizer, ()), True) if on_cuda else {}
-    return kind(bnn.parameter_groups(settings.lr, settings.log_sigma_lr_multiplier), **options)
+def _prefer_channels_last(bnn: BNN) -> None:
+    """Lay convolutions out as tensor cores want them."""
+    convolves = any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in bnn.network.modules())
+    if bnn.device.type == "cuda" and convolves:
+        bnn.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

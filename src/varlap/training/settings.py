@@ -26,11 +26,13 @@ class FitSettings:
     accumulate: int = 1
     """parts that a batch is computed in, one after the other, to save memory"""
     optimizer: str = "Adam"
-    """the name of an optimizer in torch.optim"""
+    """the name of an optimizer in torch.optim; with "SGD" log σ learns by Adam, since SGD would hardly move it"""
+    momentum: float = 0.0
+    """of SGD, Nesterov's; 0.9 is usual"""
     lr: float = 1e-3
     """learning rate of the means, before the schedule"""
     log_sigma_lr_multiplier: float = 10.0
-    """how much faster log σ learns"""
+    """how much faster log σ learns; with SGD, than at Adam's usual 1e-3"""
     schedule: Literal["constant", "cosine", "milestones"] = "cosine"
     """cosine to zero, or ÷ 10 after each of `milestones`, or neither"""
     milestones: tuple[float, ...] = (0.5, 0.75)
@@ -75,6 +77,8 @@ class FitSettings:
                 continue
             if not isinstance(value, int | float) or not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"fit({name}={value!r}) must be positive and finite")
+        if not isinstance(self.momentum, int | float) or not 0 <= self.momentum < 1:
+            raise ConfigError(f"fit(momentum={self.momentum!r}) must be in [0, 1); 0.9 is usual")
         if not isinstance(self.save_pause_s, int | float) or not 0 <= self.save_pause_s < math.inf:
             raise ConfigError(f"fit(save_pause_s={self.save_pause_s}) must be a number of seconds, at least 0")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
@@ -102,6 +106,8 @@ class FitSettings:
                 f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time; "
                 + did_you_mean(self.optimizer, kinds, "for example 'Adam' or 'SGD'")
             )
+        if self.momentum and self.optimizer != "SGD":
+            raise ConfigError(f"fit(momentum={self.momentum}) is SGD's, not {self.optimizer}'s; leave it out")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "FitSettings":
