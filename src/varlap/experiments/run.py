@@ -84,6 +84,7 @@ def run(
         optimizer=spec.optimizer,
         momentum=spec.momentum,
         warmup_epochs=spec.warmup * spec.epochs,
+        clip_norm=spec.clip_norm,
         log_sigma_lr_multiplier=spec.log_sigma_lr_multiplier,
         precision=spec.precision,
         seed=spec.seed,

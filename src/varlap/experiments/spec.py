@@ -56,6 +56,8 @@ class RunSpec:
     """of SGD, Nesterov's"""
     warmup: float = 0.0
     """part of the training over which the learning rate rises from zero"""
+    clip_norm: float | None = None
+    """the largest norm that all gradients may have together"""
     batch_size: int = 128
     log_sigma_lr_multiplier: float = 10.0
     curvature: Literal["exact", "default"] = "exact"
@@ -79,9 +81,9 @@ class RunSpec:
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ConfigError(f"{name} = {value!r}: {did_you_mean(value, allowed)}")
-        for name in ("beta", "lr", "log_sigma_lr_multiplier", "prior_scale"):
+        for name in ("beta", "lr", "log_sigma_lr_multiplier", "prior_scale", "clip_norm"):
             value = getattr(self, name)
-            if value is None and name == "prior_scale":
+            if value is None and name in ("prior_scale", "clip_norm"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} = {value!r} must be a positive, finite number")
