@@ -25,22 +25,34 @@ SWEEP: dict[str, Key] = {
 }
 FINAL: dict[str, Key] = {
     "VL": ("vl", "mean"),
+    "VI, mean network": ("vi", "mean"),
     "VI, 10 samples": ("vi", "sampled"),
     "MAP": ("map", "mean"),
     "MAP with a temperature, 2.81": ("map", "scaled"),
     "MAP, linearised Laplace": ("map", "linearised"),
+    "VI with a temperature, 3.06": ("vi", "scaled"),
     "VL with a temperature, 1.36": ("vl", "scaled"),
     "VL, linearised": ("vl", "linearised"),
 }
-PARTS = [(50, name, key) for name, key in SWEEP.items()] + [(200, name, key) for name, key in FINAL.items()]
+FASHION: dict[str, Key] = {
+    "VL": ("vl", "mean"),
+    "VI, mean network": ("vi", "mean"),
+    "VI, 10 samples": ("vi", "sampled"),
+    "MAP": ("map", "mean"),
+    "MAP with a temperature, 1.31": ("map", "scaled"),
+    "VL with a temperature, 1.13": ("vl", "scaled"),
+}
+TABLES = {("CIFAR-10", 50): SWEEP, ("CIFAR-10", 200): FINAL, ("Fashion-MNIST", 50): FASHION}
+PARTS = [(*table, name, key) for table, rows in TABLES.items() for name, key in rows.items()]
+STORED = {"CIFAR-10": "cifar10", "Fashion-MNIST": "fashion_mnist"}
 
 
-def _sweep(epochs: int = 50) -> Sweep:
+def _sweep(epochs: int = 50, data: str = "CIFAR-10") -> Sweep:
     store = Store(RESULTS)
     (sweep,) = [
         sweep
         for sweep in sweeps(store, recorded(store))
-        if (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) == ("cifar10", "ours", epochs)
+        if (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) == (STORED[data], "ours", epochs)
     ]
     return sweep
 
@@ -49,12 +61,12 @@ def _section(start: str) -> str:
     return PAGE.partition(start)[2].partition("\n### ")[0]
 
 
-@pytest.mark.parametrize(("epochs", "name", "key"), PARTS)
-def test_a_row_of_the_page_is_what_the_results_say(epochs: int, name: str, key: Key):
-    section = _section(f"### CIFAR-10, our recipe, {epochs} epochs")
+@pytest.mark.parametrize(("data", "epochs", "name", "key"), PARTS)
+def test_a_row_of_the_page_is_what_the_results_say(data: str, epochs: int, name: str, key: Key):
+    section = _section(f"### {data}, our recipe, {epochs} epochs")
     row = next(line for line in section.splitlines() if line.replace("*", "").startswith(f"| {name} |"))
     beta, nll, _, accuracy, _, ece, _, auroc = (cell.strip(" *%") for cell in row.split("|")[2:10])
-    choice = _sweep(epochs).choices()[key]
+    choice = _sweep(epochs, data).choices()[key]
     (run,) = choice.by_validation
     scores = run.test[key[1]]
     assert float(beta) == choice.beta
@@ -67,8 +79,8 @@ def test_a_row_of_the_page_is_what_the_results_say(epochs: int, name: str, key: 
 
 
 def test_every_choice_of_the_results_has_its_row():
-    assert set(_sweep(50).choices()) == set(SWEEP.values())
-    assert set(_sweep(200).choices()) == set(FINAL.values())
+    for (data, epochs), rows in TABLES.items():
+        assert set(_sweep(epochs, data).choices()) == set(rows.values())
 
 
 def test_what_the_page_says_about_choosing_by_test_images_is_so():

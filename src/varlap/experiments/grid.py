@@ -19,7 +19,7 @@ OURS: dict[str, Any] = {"recipe": "ours", "lr": 1e-3, "schedule": "cosine", "cur
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},
     "ours": OURS,
-    "sgd": OURS | {"recipe": "sgd", "optimizer": "SGD", "lr": 0.1, "momentum": 0.9, "warmup": 0.05, "clip_norm": 1.0},
+    "sgd": OURS | {"recipe": "sgd", "optimizer": "SGD", "lr": 0.03, "momentum": 0.9, "warmup": 0.05, "clip_norm": 1.0},
 }
 
 
