@@ -44,6 +44,7 @@ def test_every_setting_that_is_not_the_default_is_in_the_key():
     others |= {"batch_size": 1, "log_sigma_lr_multiplier": 1, "curvature": "default", "prior_scale": 1.0}
     others |= {"augment": False, "validation": 0.2, "num_train": 9, "precision": "fp32", "linearised": False}
     others |= {"optimizer": "Adam", "momentum": 0.9, "warmup": 0.1, "clip_norm": 1.0}
+    others |= {"gradient": "whole", "variances": "closed-form"}
     spec = RunSpec("digits", "vl", 0.1, optimizer="SGD")
     assert set(others) == {field.name for field in dataclasses.fields(spec)} - {"data", "method", "beta"}
     changed = [dataclasses.replace(spec, **{name: value}) for name, value in others.items()]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from made_results import made_result
+from varlap.curvature import DEFAULT, Fisher
 from varlap.data import ArrayData, Normaliser, load
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
 from varlap.experiments.augmentation import augmentation
+from varlap.experiments.grid import Experiment
 from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
@@ -24,6 +27,7 @@ from varlap.experiments.ways import variances_at_an_end
 from varlap.files import locked
 from varlap.objectives import Objective
 from varlap.posterior import BNN
+from varlap.training import FitSettings
 
 SPEC = RunSpec(
     "digits", "vl", 0.1, model="mlp", epochs=3, precision="fp32", lr=3e-3, validation=0.2, num_train=300, batch_size=64
@@ -115,14 +119,34 @@ class Begun(Exception):
 
 
 def _begun(spec: RunSpec, store: Store, monkeypatch: pytest.MonkeyPatch) -> dict:
-    def begin(bnn: BNN, objective: Objective, training: tuple, *, validation: tuple, **_: object):
+    def begin(bnn: BNN, objective: Objective, training: tuple, *, validation: tuple, **settings: object):
         weights = torch.cat([value.detach().flatten() for value in bnn.parameters()])
-        raise Begun({"weights": weights, "training": training[0], "held_out": validation[0]})
+        told = {"weights": weights, "training": training[0], "held_out": validation[0]}
+        raise Begun(told | {"objective": objective, "settings": settings})
 
     monkeypatch.setattr("varlap.experiments.run.fit", begin)
     with pytest.raises(Begun) as begun:
         run(spec, store)
     return begun.value.args[0]
+
+
+def test_what_a_spec_says_of_the_curvature_reaches_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = {"curvature": "default", "gradient": "whole", "variances": "closed-form"}
+    spec = dataclasses.replace(SPEC, method="vl", epochs=10, batch_size=100, **told)
+    objective = _begun(spec, Store(tmp_path), monkeypatch)["objective"]
+    assert objective.curvature == dataclasses.replace(DEFAULT, gradient="whole")
+    num_steps = 10 * math.ceil(objective.num_data / 100)
+    assert (objective.variances, objective.beta_warmup_steps) == ("closed-form", round(0.3 * num_steps))
+    papers = _begun(dataclasses.replace(SPEC, method="vl"), Store(tmp_path), monkeypatch)["objective"]
+    assert (papers.curvature, papers.variances, papers.beta_warmup_steps) == (Fisher(), "learnt", 0)
+
+
+def test_what_a_spec_says_of_the_optimizer_reaches_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    by_sgd = Experiment.named("miniature", recipe="sgd", epochs=20).specs[0]
+    settings = _begun(by_sgd, Store(tmp_path), monkeypatch)["settings"]
+    FitSettings.of({name: value for name, value in settings.items() if name in FitSettings.__dataclass_fields__})
+    named = ("optimizer", "momentum", "lr", "clip_norm", "warmup_epochs", "schedule")
+    assert [settings[name] for name in named] == ["SGD", 0.9, 0.03, 1.0, 1.0, "cosine"]
 
 
 def test_all_methods_start_from_the_same_weights_and_hold_the_same_images_out(

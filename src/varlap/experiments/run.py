@@ -1,8 +1,10 @@
 """One run of an experiment, from data to result; a run that was stopped is carried on."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
+import math
 import os
 import shutil
 import time
@@ -12,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from varlap.curvature import Fisher
+from varlap.curvature import DEFAULT, Fisher
 from varlap.experiments.augmentation import augmentation
 from varlap.experiments.evaluation import origin
 from varlap.experiments.image_task import ImageTask
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 RUNNING = "running"
 """The folder in a store in which unfinished runs keep their checkpoints."""
 SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
+WARMUP_OF_CLOSED_FORM = 0.3  # part of the training over which β rises, without which σ jumps to its prior's
 KEPT = (
     *("epoch", "elbo", "log_likelihood", "curvature", "kl", "lr", "log_sigma_over_s_median", "sigma_over_s_max"),
     *("share_at_prior", "validation_nll", "validation_accuracy", "validation_ece", "seconds", "memory_mb"),
@@ -180,8 +183,11 @@ def _network(spec: RunSpec, task: ImageTask) -> BNN:
 
 def _objective(spec: RunSpec, num_data: int) -> Objective:
     if spec.method == "vl":
-        curvature = Fisher() if spec.curvature == "exact" else None
-        return VL(num_data, spec.beta, seed=spec.seed, curvature=curvature)
+        curvature = dataclasses.replace(Fisher() if spec.curvature == "exact" else DEFAULT, gradient=spec.gradient)
+        num_steps = spec.epochs * math.ceil(num_data / spec.batch_size)
+        rising = round(WARMUP_OF_CLOSED_FORM * num_steps) if spec.variances == "closed-form" else None
+        told = {"curvature": curvature, "variances": spec.variances, "beta_warmup_steps": rising}
+        return VL(num_data, spec.beta, seed=spec.seed, **told)
     kind = {"map": MAP, "vi": VI}[spec.method]
     return kind(num_data, spec.beta, seed=spec.seed)
 

@@ -62,6 +62,10 @@ class RunSpec:
     log_sigma_lr_multiplier: float = 10.0
     curvature: Literal["exact", "default"] = "exact"
     """of VL: the paper's, or the library's"""
+    gradient: Literal["held", "whole"] = "held"
+    """of VL's curvature: with the drawn labels held fixed, as the paper's, or the whole one"""
+    variances: Literal["learnt", "closed-form"] = "learnt"
+    """of VL: by the optimizer, as the paper's, or in closed form, with β rising over the first 30 % of the training"""
     prior_scale: float | None = None
     """one scale for all weights; None scales by fan-in"""
     augment: bool = True
@@ -77,7 +81,8 @@ class RunSpec:
     def __post_init__(self) -> None:
         choices = {"data": KNOWN_NAMES, "method": get_args(Method), "schedule": get_args(Schedule)}
         choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
-        choices |= {"optimizer": get_args(Optimizer)}
+        choices |= {"optimizer": get_args(Optimizer), "gradient": ("held", "whole")}
+        choices |= {"variances": ("learnt", "closed-form")}
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ConfigError(f"{name} = {value!r}: {did_you_mean(value, allowed)}")
