@@ -91,6 +91,22 @@ def test_a_run_that_diverged_is_a_trial_that_is_never_chosen():
     assert choose([_diverged("vl", 0.01), _diverged("vl", 0.1)], "mean") is None
 
 
+def test_where_every_beta_lost_a_seed_the_others_choose():
+    runs = [_scored(0.01, 0, 0.9), _diverged("vl", 0.01, seed=1), _scored(0.1, 0, 0.1), _diverged("vl", 0.1, seed=1)]
+    choice = choose(runs, "mean")
+    assert choice is not None
+    assert (choice.beta, choice.by_test[0].spec.beta) == (0.1, 0.1)
+
+
+def test_what_the_test_images_would_choose_is_told_by_the_seeds_that_all_have():
+    runs = [_scored(0.01, 0, 0.30), _scored(0.1, 0, 0.29), _scored(0.1, 1, 0.5)]
+    runs[1] = dataclasses.replace(runs[1], validation={"mean": {"nll": 0.9}})
+    choice = choose(runs, "mean")
+    assert choice is not None
+    assert choice.beta == 0.01
+    assert [run.test["mean"]["nll"] for run in choice.by_test] == [0.29]
+
+
 def test_where_all_compared_runs_diverged_nothing_is_chosen_whatever_other_seeds_did():
     unshared = _scored(1.0, 1, 0.3)
     assert choose([_diverged("vl", 0.1), _diverged("vl", 1.0), unshared], "mean") is None

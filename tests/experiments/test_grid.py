@@ -177,3 +177,15 @@ def test_a_damaged_result_is_named(tmp_path: Path):
     path.write_text(path.read_text()[:40])
     with pytest.raises(DataError, match=r"cannot be read .*; delete it, and it is computed again"):
         list(store)
+
+
+def test_a_result_of_a_later_version_is_not_to_be_deleted(tmp_path: Path):
+    store = Store(tmp_path)
+    store.put(Result(RunSpec("digits", "vl", 1.0), {}, {}, {}, seconds=2.0))
+    (path,) = tmp_path.glob("*.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"spec": content["spec"] | {"dropout": 0.1}}))
+    with pytest.raises(
+        DataError, match=r"has the setting 'dropout', which this version of varlap does not know; use the"
+    ):
+        list(store)

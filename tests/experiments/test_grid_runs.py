@@ -25,6 +25,7 @@ from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
 from varlap.experiments.ways import variances_at_an_end
 from varlap.files import locked
+from varlap.metrics import evaluate
 from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training import FitSettings
@@ -101,6 +102,25 @@ def test_vi_has_a_temperature_of_its_mean_network(tmp_path: Path):
     assert vi.test["scaled"]["accuracy"] == vi.test["mean"]["accuracy"]
     assert vi.validation["scaled"]["nll"] <= vi.validation["mean"]["nll"]
     assert vi.test["scaled"]["temperature"] == vi.validation["scaled"]["temperature"]
+
+
+def test_a_way_that_gives_nan_is_left_out_and_the_run_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def nan_by(how: str):
+        def evaluated(bnn: BNN, data: tuple, **options: object):
+            if options.get("how", "mean") == how and "temperature" not in options:
+                raise NonFiniteError("the outputs hold NaN")
+            return evaluate(bnn, data, **options)
+
+        return evaluated
+
+    monkeypatch.setattr("varlap.experiments.ways.evaluate", nan_by("sampled"))
+    vi = run(dataclasses.replace(SPEC, method="vi"), Store(tmp_path))
+    assert set(vi.test) == set(vi.validation) == {"mean", "scaled"}
+    monkeypatch.setattr("varlap.experiments.ways.evaluate", nan_by("linearised"))
+    assert set(run(dataclasses.replace(SPEC, method="map"), Store(tmp_path)).test) == {"mean", "scaled"}
+    monkeypatch.setattr("varlap.experiments.ways.evaluate", nan_by("mean"))
+    with pytest.raises(NonFiniteError):
+        run(SPEC, Store(tmp_path))
 
 
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -228,14 +248,14 @@ def test_a_run_that_diverges_is_stored_as_such_and_the_others_go_on(tmp_path: Pa
     betas = {0.01: 1.0, 0.1: 1.0}
     outcome = _clocked(tmp_path, monkeypatch, Clocked(betas, fails=0.01), budget_s=None)
     assert outcome.failed == {"digits map β 0.01": "step 3: the loss is NaN"}
-    assert (outcome.num_computed, outcome.num_failed) == (2, 1)
+    assert outcome.num_computed == 2
     assert [(run.spec.beta, run.failure) for run in outcome.results] == [(0.01, "step 3: the loss is NaN"), (0.1, None)]
     assert [run.failure for run in Store(tmp_path)] == ["step 3: the loss is NaN", None]
     assert next(run.nll("validation", "mean") for run in Store(tmp_path)) == float("inf")
 
     clocked = Clocked(betas)
     outcome = _clocked(tmp_path, monkeypatch, clocked, budget_s=None)
-    assert (clocked.limits, outcome.num_computed, outcome.num_failed) == ([], 0, 0)  # nothing was run
+    assert (clocked.limits, outcome.num_computed) == ([], 0)  # nothing was run
     assert outcome.failed == {"digits map β 0.01": "step 3: the loss is NaN"}
 
     outcome = _clocked(tmp_path, monkeypatch, clocked, budget_s=None, again=True)

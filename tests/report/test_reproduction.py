@@ -123,7 +123,7 @@ def test_rows_that_several_sweeps_have_chosen_have_their_own_seeds_and_name_thei
     assert [(row.name, row.num_runs) for row in table.rows] == [("VL", 2), ("MAP", 3)]
     assert (
         "by the NLL of held-out images in a sweep of 50 epochs over 0.01, 0.1 with seed 0 (VL); a sweep of 20 epochs "
-        "over 0.1, 1 with seeds 0, 1 (MAP): 2 trials for every row. Nothing here"
+        "over 0.1, 1 with seeds 0, 1 (MAP): 2 trials of β for every row. No β here"
     ) in how_beta_was_chosen(sweep)
 
 

@@ -87,7 +87,7 @@ def test_rows_of_unequal_numbers_of_seeds_or_trials_are_named_in_words():
     )
     (sweep,) = sweeps([made_result("vl", 0.1), made_result("vl", 0.1, seed=1), made_result("map", 0.1)], [line])
     words = how_beta_was_chosen(sweep)
-    assert "unequal numbers of trials (VL 2, MAP 3). Nothing here" in words
+    assert "unequal numbers of trials (VL 2, MAP 3). No β here" in words
     assert "The rows are of unequal numbers of seeds: VL 2; MAP 1." in words
     (sweep,) = sweeps([made_result(method, 0.1, seed=seed) for method in BEST for seed in (0, 1)])
     assert "numbers of seeds" not in how_beta_was_chosen(sweep)

@@ -212,7 +212,8 @@ def test_epochs_are_needed():
 def test_weights_reach_the_objective_with_the_items_they_belong_to(batch_size):
     x, y, weights = torch.randn(12, 2).double(), torch.arange(12) % 3, torch.rand(12).double()
     network = nn.Linear(2, 3).double()
-    settings = {"epochs": 1, "batch_size": batch_size, "optimizer": "SGD", "schedule": "constant", "progress": "none"}
+    settings = {"epochs": 1, "batch_size": batch_size, "optimizer": "SGD", "momentum": 0, "progress": "none"}
+    settings |= {"schedule": "constant"}
     fitted, by_hand = varlap.BNN(copy.deepcopy(network)), varlap.BNN(network)
     varlap.fit(fitted, varlap.MAP(12), (x, y), weights=weights.numpy(), lr=0.1, **settings)
     source = as_source((x, y), batch_size=batch_size, seed=0, device=torch.device("cpu"), weights=weights)

@@ -81,6 +81,60 @@ def test_a_scheduler_moves_both_rates():
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.01]
 
 
+def test_a_cycle_of_rates_and_momenta_knows_its_momentum():
+    optimizer = varlap.sgd(_bnn(), lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.01], total_steps=10)
+    assert optimizer.param_groups[0]["momentum"] == 0.95
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_skipped_first_step_leaves_no_trace(fused: bool):
+    bnn, alone = _bnn().float(), _bnn().float()
+    optimizer, expected = varlap.sgd(bnn, lr=0.1, fused=fused), varlap.sgd(alone, lr=0.1, fused=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    for number, factor in enumerate((float("inf"), 1.0, 1.0)):
+        scaler.scale(varlap.VL(100)(bnn, x, y, step=number).loss).backward()
+        next(bnn.network.parameters()).grad.mul_(factor)  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if number:
+            varlap.VL(100)(alone, x, y, step=number).loss.backward()
+            expected.step()
+            expected.zero_grad()
+    for one, other in zip(bnn.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_parameter_may_get_its_first_gradient_late(fused: bool):
+    bnn = _bnn()
+    optimizer = varlap.sgd(bnn, lr=0.1, fused=fused)
+    late = bnn.network[2].bias  # type: ignore[index]
+    before = late.detach().clone()
+    for number in range(3):
+        (late if number == 2 else next(bnn.network.parameters())).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(late, before - 0.1 * 1.9)  # Nesterov's first step
+
+
+def test_a_group_that_is_added_later_is_trained_by_sgd_and_copied():
+    later, bnn = nn.Parameter(torch.ones(1)), _bnn()
+    optimizer = varlap.sgd(bnn, lr=0.1)
+    optimizer.add_param_group({"params": [later]})
+    later.grad = torch.ones(1)
+    optimizer.step()
+    assert later.item() == pytest.approx(1 - 0.1 * 1.9)
+    copied = copy.deepcopy(optimizer)
+    copied.load_state_dict(optimizer.state_dict())
+    (own,) = copied.param_groups[2]["params"]
+    own.grad = torch.zeros(1)
+    copied.step()
+    assert own.item() == pytest.approx(later.item() - 0.1 * 0.9**2)
+
+
 def test_a_closure_is_evaluated_once_and_its_loss_returned():
     bnn, calls = _bnn(), []
     optimizer = varlap.sgd(bnn, lr=0.1)
@@ -140,10 +194,23 @@ def _log_sigmas(bnn: varlap.BNN) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
+def test_fit_by_sgd_learns_as_it_comes():
+    digits = varlap.data.load("digits")
+    x, y = digits.train_images.flatten(1), digits.train_labels
+    torch.manual_seed(0)
+    bnn = varlap.BNN(varlap.models.mlp(64, 10))
+    varlap.fit(bnn, varlap.VL(len(y), 0.01), (x, y), epochs=20, optimizer="SGD", progress="none")
+    assert varlap.evaluate(bnn, (digits.test_images.flatten(1), digits.test_labels))["accuracy"] > 0.85
+
+
 def test_mistakes_are_named():
     with pytest.raises(NetworkError, match=r"sgd needs a BNN, got Linear; wrap the network: varlap\.BNN\(network\)"):
         varlap.sgd(nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"sgd\(momentum=1\) must be in \[0, 1\); 0\.9 is usual, 0 is plain SGD"):
         varlap.sgd(_bnn(), momentum=1)
-    with pytest.raises(ConfigError, match="lr=0 and log_sigma_lr_multiplier"):
-        varlap.sgd(_bnn(), lr=0)
+    for mistake in ({"lr": 0}, {"lr": float("inf")}, {"log_sigma_lr": -1}, {"log_sigma_lr": float("nan")}):
+        ((name, value),) = mistake.items()
+        with pytest.raises(ConfigError, match=rf"sgd\({name}={value}\) must be positive and finite"):
+            varlap.sgd(_bnn(), **mistake)
+    with pytest.raises(ConfigError, match=r"sgd\(momentum='a'\) must be in \[0, 1\)"):
+        varlap.sgd(_bnn(), momentum="a")  # type: ignore[arg-type]

@@ -199,6 +199,20 @@ def test_a_data_set_is_carried_on(tmp_path: Path):
     assert _same_bits(alone, carried_on)
 
 
+def test_a_setting_that_a_later_version_has_added_does_not_keep_a_run_from_being_carried_on(tmp_path: Path):
+    alone, carried_on = _bnn(), _bnn()
+    _fit(alone)
+    with pytest.raises(Stopped):
+        _fit(_bnn(), _at(8, _stop), out=tmp_path, save_every=1)
+    spec = json.loads((tmp_path / "spec.json").read_text())
+    del spec["settings"]["momentum"]
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(ConfigError, match=r"it has momentum=0\.0, not 0\.9"):
+        _fit(_bnn(), out=tmp_path, optimizer="SGD")
+    _fit(carried_on, out=tmp_path, save_every=1)
+    assert _same_bits(alone, carried_on)
+
+
 def test_a_finished_run_is_only_read(tmp_path: Path):
     first, again = _bnn(), _bnn()
     rows = _fit(first, out=tmp_path).epochs

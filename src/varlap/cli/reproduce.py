@@ -57,7 +57,7 @@ def reproduce(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature or uci"),
+        typer.Option(help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature, uci or your file"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
@@ -96,8 +96,8 @@ def reproduce(
             raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
         experiment = _experiment(what, recipe.value, changes)
-        # Runs of Figure 2 have β of their own, which would be further trials in Table 1.
-        own = experiment.name in ("miniature", "figure-2")
+        # Runs of Figure 2, or of one's own file, have β of their own, which would be further trials in Table 1.
+        own = experiment.name in ("miniature", "figure-2") or what.endswith(".toml")
         store = Store(out or Path("runs") / (experiment.name if own else "paper"))
         _make_folder(store)
         check_data(experiment.specs)
@@ -198,7 +198,13 @@ def _tell(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    parts = sweeps(outcome.results, recorded(store))
+    # β are compared as on the page, with what earlier calls have left in the store.
+    keys = {result.spec.key() for result in outcome.results}
+    parts = [
+        part
+        for part in sweeps(store, recorded(store))
+        if any(result.spec.key() in keys for result in (*part.results, *part.diverged))
+    ]
     if as_json:
         counts = {"runs": len(specs), "computed": outcome.num_computed, "left": len(outcome.left)}
         result = {"experiment": experiment.name, "out": str(store.folder), "report": page and str(page), **counts}

@@ -1,6 +1,7 @@
 """β chosen by held-out images, and beside it the β that the test images would have chosen."""
 
 import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,8 @@ class Choice:
     by_validation: tuple[Result, ...]
     """the runs, one for each seed, at the β of the best held-out NLL"""
     by_test: tuple[Result, ...]
-    """those at the β of the best test NLL: what looking at the test images would have given"""
+    """those at the β of the best test NLL, by the seeds that all β have: what looking at the test images would have
+    given"""
     betas: tuple[float, ...]
     """what was tried"""
 
@@ -43,8 +45,9 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
     """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all diverged.
 
     The NLL is averaged over the seeds that all β have, since a seed can be a lucky one; where they share none, over the
-    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen; where all
-    that are compared diverged, nothing is chosen, whatever other seeds did.
+    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen: the fewest
+    of them come first, then the NLL of the others. Where all that are compared diverged, nothing is chosen, whatever
+    other seeds did.
 
     >>> def result(beta, held_out, test):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": test}}, {"mean": {"nll": held_out}}, {}, 1.0)
@@ -65,13 +68,13 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
     if all(run.failure is not None for runs in trials for run in compared(runs)):
         return None
 
-    def order(part: Literal["validation", "test"], runs: Sequence[Result]) -> tuple[float, int]:
-        nll = statistics.fmean(run.nll(part, way) for run in compared(runs))
-        return nll, sum(run.failure is not None for run in compared(runs))
+    def order(part: Literal["validation", "test"], runs: Sequence[Result]) -> tuple[int, float]:
+        nlls = [run.nll(part, way) for run in compared(runs) if run.failure is None]
+        return len(seeds) - len(nlls), statistics.fmean(nlls) if nlls else math.inf
 
-    best = {part: min(trials, key=lambda runs, part=part: order(part, runs)) for part in ("validation", "test")}
+    chosen, on_test = (min(trials, key=lambda runs, p=part: order(p, runs)) for part in ("validation", "test"))
     betas = tuple(runs[0].spec.beta for runs in trials)
-    return Choice(tuple(best["validation"]), tuple(best["test"]), betas)
+    return Choice(tuple(chosen), tuple(chosen if on_test is chosen else compared(on_test)), betas)
 
 
 def _shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:

@@ -27,8 +27,6 @@ class Outcome:
     """runs that are not done: the budget left them for the next call, or another process is at them"""
     failed: dict[str, str] = field(default_factory=dict)
     """runs that diverged, with what was said, now or before"""
-    num_failed: int = 0
-    """how many diverged in this call"""
 
 
 def run_grid(
@@ -91,7 +89,6 @@ def run_grid(
                         break
                     except NonFiniteError as error:
                         known[spec] = _diverged(spec, store, str(device), clock() - start, str(error))
-                        outcome.num_failed += 1
                         shown.end_of_run(name(spec), None, expected.sum(spec, 1.0, others), f"diverged: {error}")
                     else:
                         took = clock() - start

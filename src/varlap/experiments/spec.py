@@ -17,7 +17,7 @@ Optimizer = Literal["Adam", "SGD"]
 Precision = Literal["fp32", "bf16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
 
-PARTS = {
+_BELOW_ONE = {
     "momentum": "at least 0 and below 1; 0.9 is usual",
     "warmup": "the part of the training over which the learning rate rises, such as 0.05",
     "validation": "a part of the training images, such as 0.1",
@@ -96,7 +96,7 @@ class RunSpec:
         for name in ("momentum", "warmup", "validation"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < 1:
-                raise ConfigError(f"{name} = {value} must be {PARTS[name]}")
+                raise ConfigError(f"{name} = {value} must be {_BELOW_ONE[name]}")
             object.__setattr__(self, name, float(value))
         for name in ("epochs", "batch_size", "width", "num_train"):
             value = getattr(self, name)

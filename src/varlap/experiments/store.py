@@ -120,15 +120,21 @@ def _read(path: Path) -> Result | None:
     """Read a result; None where there is none, also since another process has just deleted it to compute it again."""
     try:
         content = json.loads(path.read_text())
-        content["spec"] = RunSpec.of(content["spec"])
-        for part in ("test", "validation"):
-            content[part] = {way: _numbers(scores) for way, scores in content[part].items()}
-        content["history"] = tuple(map(_numbers, content["history"]))
-        return Result(**content)
+        unknown = set(content["spec"]) - {field.name for field in dataclasses.fields(RunSpec)}
+        if not unknown:
+            content["spec"] = RunSpec.of(content["spec"])
+            for part in ("test", "validation"):
+                content[part] = {way: _numbers(scores) for way, scores in content[part].items()}
+            content["history"] = tuple(map(_numbers, content["history"]))
+            return Result(**content)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the result {path} cannot be read ({error}); delete it, and it is computed again") from error
+    raise DataError(
+        f"the result {path} has the setting {min(unknown)!r}, which this version of varlap does not know; use the one "
+        "that wrote it, or another folder"
+    )
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

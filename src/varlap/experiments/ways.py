@@ -1,5 +1,7 @@
 """The ways of predicting that belong to a method, each scored on held-out and on test images."""
 
+import logging
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +9,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from varlap.errors import VarlapWarning
+from varlap.errors import NonFiniteError, VarlapWarning
 from varlap.experiments.image_task import ImageTask, Pair
 from varlap.experiments.spec import Method, RunSpec
 from varlap.metrics import evaluate
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature, laplace
+
+log = logging.getLogger(__name__)
 
 Way = Literal["mean", "sampled", "scaled", "linearised"]
 Key = tuple[Method, Way]
@@ -57,7 +61,8 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
     """Score a trained network by every way of its method, with images from elsewhere to be told apart.
 
     What a way has to fit, the temperature or the β of Laplace's variances, is fitted on the held-out images; without
-    such images there is the mean, and VI's samples, alone. A temperature is that of the mean network, for VI too.
+    such images there is the mean, and VI's samples, alone. A temperature is that of the mean network, for VI too. A way
+    that gives NaN is left out; of the mean network it is an error.
     Laplace's variances replace those of `bnn`.
 
     >>> task = ImageTask("digits", "mlp", validation=0.2)
@@ -71,9 +76,17 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
     def score(way: Way, fitted: Mapping[str, float], **options: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; their scores say so
-            found.test[way] = evaluate(bnn, task.test, **options, **images) | dict(fitted)
-            if task.held_out is not None:
-                found.validation[way] = evaluate(bnn, task.held_out, **options) | dict(fitted)
+            try:
+                test = evaluate(bnn, task.test, **options, **images)
+                held_out = None if task.held_out is None else evaluate(bnn, task.held_out, **options)
+            except NonFiniteError as error:
+                if way == "mean":
+                    raise
+                log.warning("%s is left out: %s", NAMES[spec.method, way], error)
+                return
+        found.test[way] = test | dict(fitted)
+        if held_out is not None:
+            found.validation[way] = held_out | dict(fitted)
 
     score("mean", {})
     if spec.method == "vi":
@@ -112,7 +125,10 @@ def _choose_variances(bnn: BNN, spec: RunSpec, task: ImageTask, held_out: Pair) 
     few = tuple(part[:MOST_TO_CHOOSE_BY] for part in held_out)
 
     def nll() -> float:
-        return evaluate(bnn, few, how="linearised", num_samples=NUM_DRAWS, only=["nll"])["nll"]
+        try:
+            return evaluate(bnn, few, how="linearised", num_samples=NUM_DRAWS, only=["nll"])["nll"]
+        except NonFiniteError:  # variances that overflow are never chosen
+            return math.inf
 
     trained = {name: value.detach().clone() for name, value in bnn.log_sigma.items()}
     nlls: dict[float | None, float] = {None: nll()} if spec.method == "vl" else {}

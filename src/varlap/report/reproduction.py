@@ -148,9 +148,10 @@ def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
         words = "Who overfits? What each method's chosen run says of images it learns from, and of images it does not."
         found.append((_group("Over the epochs", words, drawn), drawn))
     for beta, drawn in figure_2(part, prefix).items():
+        times = "the means' rate" if part.spec.optimizer == "Adam" else "Adam's usual rate"
         words = (
             "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "
-            "reached in the end, for log σ that learn at the means' rate or faster."
+            f"reached in the end, for log σ that learn at {times} or faster."
         )
         found.append((_group(f"Figure 2, β = {beta:g}", words, drawn), drawn))
     return found

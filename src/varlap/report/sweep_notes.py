@@ -79,18 +79,17 @@ def _chosen_before(line: FinalLine) -> str:
     counts = {method.upper(): len(betas) for method, betas in line.sweep_betas.items()}
     same = len(set(counts.values())) == 1
     trials = (
-        f"{next(iter(counts.values()))} trials for every row"
+        f"{next(iter(counts.values()))} trials of β for every row"
         if same
         else f"unequal numbers of trials ({', '.join(f'{method} {number}' for method, number in counts.items())})"
     )
-    words = (
-        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. Nothing here was "
-        "chosen by the test images; the paper's are the best values over its β, as its caption says."
+    if line.borrowed:
+        named = " and ".join(f"‘{row}’" for row in line.borrowed)
+        trials += f" that it scored. It has not scored {named}: the β there is that of the method's mean network"
+    return (
+        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. No β here was chosen "
+        "by the test images; the paper's are the best values over its β, as its caption says."
     )
-    if not line.borrowed:
-        return words
-    named = " and ".join(f"‘{row}’" for row in line.borrowed)
-    return f"{words} The sweep has not scored {named}: the β there is that of the method's mean network."
 
 
 def _chosen_here(sweep: Sweep) -> str:

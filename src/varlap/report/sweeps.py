@@ -84,7 +84,11 @@ class Sweep:
             return None
         is_here = line.sweep_epochs[key[0]] == self.spec.epochs  # the sweep as well
         here = self._chosen_here(key) if is_here else None
-        return Choice(runs, runs, (runs[0].spec.beta,)) if here is None else Choice(runs, here.by_test, here.betas)
+        if here is None:
+            return Choice(runs, runs, (runs[0].spec.beta,))
+        by_test = tuple(run for run in here.by_test if run.spec.seed in line.seeds[key[0]])
+        is_same = here.by_test[0].spec.beta == runs[0].spec.beta
+        return Choice(runs, runs if is_same or not by_test else by_test, here.betas)
 
     @property
     def is_the_papers(self) -> bool:

@@ -1,5 +1,6 @@
 """Optimizers whose log σ learns at a pace of its own: Adam for all, or SGD for the means."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,12 @@ import torch
 
 from varlap.errors import ConfigError, NetworkError
 from varlap.posterior import BNN
-from varlap.training.settings import FitSettings
+from varlap.training.settings import ADAM_LR, SGD_LR, SGD_MOMENTUM, FitSettings
 
-USUAL_ADAM_LR = 1e-3
 FUSED_OPTIONS = {"Adam": ("fused", "capturable"), "AdamW": ("fused", "capturable")}
 
 
-def adam(bnn: BNN, lr: float = 1e-3, log_sigma_lr_multiplier: float = 10.0, **options: Any) -> torch.optim.Adam:
+def adam(bnn: BNN, lr: float = ADAM_LR, log_sigma_lr_multiplier: float = 10.0, **options: Any) -> torch.optim.Adam:
     """Return Adam over the means at `lr` and over log σ at a multiple of it (paper, section 5.1).
 
     It is short for `torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)`, on CUDA with
@@ -30,7 +30,11 @@ def adam(bnn: BNN, lr: float = 1e-3, log_sigma_lr_multiplier: float = 10.0, **op
 
 
 def sgd(
-    bnn: BNN, lr: float = 0.03, momentum: float = 0.9, log_sigma_lr: float = 1e-2, fused: bool | None = None
+    bnn: BNN,
+    lr: float = SGD_LR,
+    momentum: float = SGD_MOMENTUM,
+    log_sigma_lr: float = 1e-2,
+    fused: bool | None = None,
 ) -> "SGD":
     """Return SGD with Nesterov's momentum over the means, and Adam over log σ.
 
@@ -49,69 +53,89 @@ def sgd(
     [('means', 0.1), ('log_sigma', 0.01)]
     """
     _require_bnn("sgd", bnn)
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"sgd(momentum={momentum}) must be in [0, 1); 0.9 is usual, 0 is plain SGD")
-    means, log_sigma = bnn.parameter_groups(lr, log_sigma_lr / lr if lr > 0 else 1.0)
+    for name, value in (("lr", lr), ("log_sigma_lr", log_sigma_lr)):
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConfigError(f"sgd({name}={value!r}) must be positive and finite")
+    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise ConfigError(f"sgd(momentum={momentum!r}) must be in [0, 1); 0.9 is usual, 0 is plain SGD")
+    means, log_sigma = bnn.parameter_groups(lr, log_sigma_lr / lr)
     on_cuda = bnn.device.type == "cuda"
-    return SGD(means | {"momentum": momentum, "nesterov": momentum > 0}, log_sigma, on_cuda if fused is None else fused)
+    return SGD(means, log_sigma, momentum=momentum, fused=on_cuda if fused is None else fused)
 
 
 class SGD(torch.optim.Optimizer):
-    """SGD for one group of parameters and Adam for another, as one optimizer of torch: what `sgd` returns.
+    """SGD for the means and Adam for log σ, as one optimizer of torch: what `sgd` returns.
 
     Both halves are torch's own; they share this optimizer's groups and state, so that schedulers, checkpoints and
-    gradient scalers see one.
+    gradient scalers see one. Groups that are added later are SGD's.
 
     >>> weight, log_sigma = (torch.nn.Parameter(torch.tensor([value])) for value in (1.0, 0.0))
-    >>> optimizer = SGD({"params": [weight], "lr": 0.5}, {"params": [log_sigma], "lr": 0.01}, fused=False)
+    >>> optimizer = SGD({"params": [weight], "lr": 0.5}, {"params": [log_sigma], "lr": 0.01}, momentum=0, fused=False)
     >>> (weight.square() + 1e-6 * log_sigma).sum().backward()
     >>> optimizer.step()
     >>> weight.item(), round(log_sigma.item(), 4)
     (0.0, -0.0099)
     """
 
-    def __init__(self, means: dict[str, Any], log_sigma: dict[str, Any], fused: bool) -> None:
+    def __init__(self, means: dict[str, Any], log_sigma: dict[str, Any], *, momentum: float, fused: bool) -> None:
         self._halves: tuple[torch.optim.Optimizer, ...] = ()
-        super().__init__([means | {"fused": fused}, log_sigma | {"fused": fused, "capturable": fused}], {})
+        usual = {"lr": means["lr"], "momentum": momentum, "nesterov": momentum > 0, "fused": fused or None}
+        super().__init__([means, log_sigma | {"capturable": fused}], usual)
         self._halve()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._halve()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train further parameters by SGD."""
+        super().add_param_group(param_group)
+        if self._halves:
+            self._halve()
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Move both groups."""
+        """Move all groups."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._begin_momentum()
         for half in self._halves:
             for name in ("found_inf", "grad_scale"):  # of a gradient scaler
                 setattr(half, name, getattr(self, name, None))
             half.step()
         return loss
 
+    def _begin_momentum(self) -> None:
+        """Make the buffers of a fused step: torch leaves those of a skipped first step uninitialised."""
+        for group in self._halves[0].param_groups:
+            for parameter in group["params"] if group["fused"] and group["momentum"] else ():
+                if parameter.grad is not None and "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
     def _halve(self) -> None:
-        means, log_sigma = self.param_groups
-        self._halves = torch.optim.SGD([means]), torch.optim.Adam([log_sigma])
+        means, log_sigma, *later = self.param_groups
+        self._halves = torch.optim.SGD([means, *later]), torch.optim.Adam([log_sigma])
         for half in self._halves:
             half.state = self.state
-        self._step_supports_amp_scaling = means["fused"]  # a gradient scaler leaves it to the halves to skip a step
+        self._step_supports_amp_scaling = bool(means["fused"])  # a gradient scaler leaves it to them to skip a step
 
 
 def make_optimizer(bnn: BNN, settings: FitSettings, *, fused: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer that the settings name; `fused` where torch can.
 
-    >>> settings = FitSettings(epochs=1, optimizer="SGD", momentum=0.9)
-    >>> type(make_optimizer(BNN(torch.nn.Linear(2, 1)), settings)).__name__
+    >>> type(make_optimizer(BNN(torch.nn.Linear(2, 1)), FitSettings(epochs=1, optimizer="SGD"))).__name__
     'SGD'
     """
+    lr, momentum = settings.lr, settings.momentum
+    assert lr is not None
+    assert momentum is not None
     if settings.optimizer == "SGD":
-        return sgd(bnn, settings.lr, settings.momentum, settings.log_sigma_lr_multiplier * USUAL_ADAM_LR, fused)
+        return sgd(bnn, lr, momentum, settings.log_sigma_lr_multiplier * ADAM_LR, fused)
     options = dict.fromkeys(FUSED_OPTIONS.get(settings.optimizer, ()), True) if fused else {}
     kind = getattr(torch.optim, settings.optimizer)
-    return kind(bnn.parameter_groups(settings.lr, settings.log_sigma_lr_multiplier), **options)
+    return kind(bnn.parameter_groups(lr, settings.log_sigma_lr_multiplier), **options)
 
 
 def _require_bnn(function: str, bnn: Any) -> None:

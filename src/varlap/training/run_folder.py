@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
 NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
+ADDED_LATER = {"momentum": 0.0}  # settings that earlier versions lacked, and what these did
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
 
@@ -156,6 +157,7 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
     for part in ("label", "objective", "settings", "model", "network", "data"):
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
+            old = ADDED_LATER | old if part == "settings" else old
             names = [name for name in (old.keys() | new.keys()) - NOT_COMPARED if old.get(name) != new.get(name)]
             called: dict[str, str] = {"fingerprint": "data of fingerprint"}  # which alone says nothing
             differences += [f"it has {_pair(called.get(n) or n, old.get(n), new.get(n))}" for n in sorted(names)]

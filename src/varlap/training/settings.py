@@ -10,6 +10,8 @@ import torch
 from varlap.errors import ConfigError, did_you_mean
 from varlap.training.step import Precision
 
+ADAM_LR, SGD_LR, SGD_MOMENTUM = 1e-3, 0.03, 0.9
+
 
 @dataclass(frozen=True)
 class FitSettings:
@@ -27,10 +29,10 @@ class FitSettings:
     """parts that a batch is computed in, one after the other, to save memory"""
     optimizer: str = "Adam"
     """the name of an optimizer in torch.optim; with "SGD" log σ learns by Adam, since SGD would hardly move it"""
-    momentum: float = 0.0
-    """of SGD, Nesterov's; 0.9 is usual"""
-    lr: float = 1e-3
-    """learning rate of the means, before the schedule"""
+    momentum: float | None = None
+    """of SGD, Nesterov's, 0.9 if it is not given; other optimizers have none"""
+    lr: float | None = None
+    """learning rate of the means, before the schedule; if it is not given 1e-3, and 0.03 for SGD"""
     log_sigma_lr_multiplier: float = 10.0
     """how much faster log σ learns; with SGD, than at Adam's usual 1e-3"""
     schedule: Literal["constant", "cosine", "milestones"] = "cosine"
@@ -65,6 +67,10 @@ class FitSettings:
     """of the order of the batches and of the augmentation"""
 
     def __post_init__(self) -> None:
+        by_sgd = self.optimizer == "SGD"
+        for name, usual in (("lr", SGD_LR if by_sgd else ADAM_LR), ("momentum", SGD_MOMENTUM if by_sgd else 0.0)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, usual)
         counts = {"epochs": 1, "batch_size": 1, "accumulate": 1, "num_checkpoints": 1, "num_workers": 0}
         counts |= {name: 1 for name in ("patience", "save_every") if getattr(self, name) is not None}
         for name, least in counts.items():
