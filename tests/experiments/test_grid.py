@@ -44,7 +44,7 @@ def test_every_setting_that_is_not_the_default_is_in_the_key():
     others |= {"batch_size": 1, "log_sigma_lr_multiplier": 1, "curvature": "default", "prior_scale": 1.0}
     others |= {"augment": False, "validation": 0.2, "num_train": 9, "precision": "fp32", "linearised": False}
     others |= {"optimizer": "Adam", "momentum": 0.9, "warmup": 0.1, "clip_norm": 1.0}
-    others |= {"gradient": "whole", "variances": "closed-form"}
+    others |= {"gradient": "whole", "variances": "closed-form", "beta_warmup": 0.1}
     spec = RunSpec("digits", "vl", 0.1, optimizer="SGD")
     assert set(others) == {field.name for field in dataclasses.fields(spec)} - {"data", "method", "beta"}
     changed = [dataclasses.replace(spec, **{name: value}) for name, value in others.items()]
@@ -85,6 +85,7 @@ def test_the_papers_numbers_are_all_there():
         ({"momentum": 0.9}, "momentum = 0.9 is SGD's; set optimizer = 'SGD' too"),
         ({"optimizer": "SGD", "momentum": 1}, "momentum = 1 must be at least 0 and below 1; 0.9 is usual"),
         ({"warmup": -0.1}, "warmup = -0.1 must be the part of the training over which the learning rate rises"),
+        ({"beta_warmup": 1.0}, "beta_warmup = 1.0 must be the part of the training over which β rises, such as 0.3"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': did you mean 'SGD'?"),
         ({"recipe": "../x"}, "becomes part of a file's name"),
     ],

@@ -157,6 +157,9 @@ def test_what_a_spec_says_of_the_curvature_reaches_the_objective(tmp_path: Path,
     assert objective.curvature == dataclasses.replace(DEFAULT, gradient="whole")
     num_steps = 10 * math.ceil(objective.num_data / 100)
     assert (objective.variances, objective.beta_warmup_steps) == ("closed-form", round(0.3 * num_steps))
+    for method in ("map", "vi", "vl"):
+        slow = _begun(dataclasses.replace(spec, method=method, beta_warmup=0.5), Store(tmp_path), monkeypatch)
+        assert slow["objective"].beta_warmup_steps == round(0.5 * num_steps)
     papers = _begun(dataclasses.replace(SPEC, method="vl"), Store(tmp_path), monkeypatch)["objective"]
     assert (papers.curvature, papers.variances, papers.beta_warmup_steps) == (Fisher(), "learnt", 0)
 

@@ -2,11 +2,13 @@
 
 import itertools
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from varlap.experiments import Store
+from varlap.experiments.choice import choose
 from varlap.experiments.final_line import recorded
 from varlap.experiments.ways import Key
 from varlap.report.sweeps import Sweep, sweeps
@@ -108,6 +110,42 @@ def test_the_best_beta_of_a_length_is_what_the_results_say(epochs: int):
     for number, run in told.items():
         assert run.test["mean"]["nll"] == pytest.approx(number, abs=5.1e-4)
     assert vl.by_validation[0].test["scaled"]["temperature"] == pytest.approx(temperature, abs=5.1e-3)
+
+
+CHOICES: dict[str, tuple[str, dict[str, object]]] = {
+    "MAP": ("map", {}),
+    "MAP, β for its scaled predictions": ("map", {}),
+    "VL as it comes": ("vl", {}),
+    "VL, whole gradient": ("vl", {"gradient": "whole"}),
+    "VL, β rises over the first 30 %": ("vl", {"beta_warmup": 0.3}),
+    "VL, variances in closed form, β rises": ("vl", {"variances": "closed-form"}),
+    "VL, the exact curvature": ("vl", {"curvature": "exact"}),
+    "VL, prior of scale 0.1": ("vl", {"prior_scale": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_in_small_is_what_the_results_say(name: str):
+    method, settings = CHOICES[name]
+    usual = {
+        "gradient": "held",
+        "beta_warmup": None,
+        "variances": "learnt",
+        "curvature": "default",
+        "prior_scale": None,
+    }
+    wanted = {"method": method, **usual, **settings}
+    own = [r for r in Store(ROOT / "results" / "choices") if {n: getattr(r.spec, n) for n in wanted} == wanted]
+    section = _section("### What it takes, in small")
+    row = next(line for line in section.splitlines() if line.startswith(f"| {name} |"))
+    beta, seeds, nll, accuracy, ece, scaled = (float(cell.strip(" *%")) for cell in row.split("|")[2:8])
+    choice = choose(own, "scaled" if "scaled" in name else "mean")
+    assert choice is not None
+    assert choice.beta == beta
+    assert len(choice.by_validation) == seeds
+    told = {("mean", "nll"): nll, ("mean", "accuracy"): accuracy / 100, ("mean", "ece"): ece, ("scaled", "nll"): scaled}
+    for (way, score), number in told.items():
+        assert number == pytest.approx(statistics.fmean(r.test[way][score] for r in choice.by_validation), abs=5.1e-4)
 
 
 def test_early_stopping_in_small_is_what_the_results_say():

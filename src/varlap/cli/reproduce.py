@@ -57,7 +57,9 @@ def reproduce(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature, uci or your file"),
+        typer.Option(
+            help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature, uci or your file"
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,

@@ -182,14 +182,15 @@ def _network(spec: RunSpec, task: ImageTask) -> BNN:
 
 
 def _objective(spec: RunSpec, num_data: int) -> Objective:
+    usual = WARMUP_OF_CLOSED_FORM if (spec.method, spec.variances) == ("vl", "closed-form") else 0.0
+    rising = usual if spec.beta_warmup is None else spec.beta_warmup
+    num_steps = spec.epochs * math.ceil(num_data / spec.batch_size)
+    told: dict[str, Any] = {"seed": spec.seed, "beta_warmup_steps": round(rising * num_steps)}
     if spec.method == "vl":
         curvature = dataclasses.replace(Fisher() if spec.curvature == "exact" else DEFAULT, gradient=spec.gradient)
-        num_steps = spec.epochs * math.ceil(num_data / spec.batch_size)
-        rising = round(WARMUP_OF_CLOSED_FORM * num_steps) if spec.variances == "closed-form" else None
-        told = {"curvature": curvature, "variances": spec.variances, "beta_warmup_steps": rising}
-        return VL(num_data, spec.beta, seed=spec.seed, **told)
+        return VL(num_data, spec.beta, curvature=curvature, variances=spec.variances, **told)
     kind = {"map": MAP, "vi": VI}[spec.method]
-    return kind(num_data, spec.beta, seed=spec.seed)
+    return kind(num_data, spec.beta, **told)
 
 
 def _kept(row: Mapping[str, float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ Model = Literal["preact-resnet-18", "convnet", "mlp"]
 
 _BELOW_ONE = {
     "momentum": "at least 0 and below 1; 0.9 is usual",
+    "beta_warmup": "the part of the training over which β rises, such as 0.3",
     "warmup": "the part of the training over which the learning rate rises, such as 0.05",
     "validation": "a part of the training images, such as 0.1",
 }
@@ -65,7 +66,9 @@ class RunSpec:
     gradient: Literal["held", "whole"] = "held"
     """of VL's curvature: with the drawn labels held fixed, as the paper's, or the whole one"""
     variances: Literal["learnt", "closed-form"] = "learnt"
-    """of VL: by the optimizer, as the paper's, or in closed form, with β rising over the first 30 % of the training"""
+    """of VL: by the optimizer, as the paper's, or in closed form"""
+    beta_warmup: float | None = None
+    """part of the training over which β rises from zero; None: 0.3 with variances in closed form, else none"""
     prior_scale: float | None = None
     """one scale for all weights; None scales by fan-in"""
     augment: bool = True
@@ -93,11 +96,13 @@ class RunSpec:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} = {value!r} must be a positive, finite number")
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same run
-        for name in ("momentum", "warmup", "validation"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value < 1:
-                raise ConfigError(f"{name} = {value} must be {_BELOW_ONE[name]}")
-            object.__setattr__(self, name, float(value))
+        for name, meaning in _BELOW_ONE.items():
+            part = getattr(self, name)
+            if part is None and name == "beta_warmup":
+                continue
+            if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part < 1:
+                raise ConfigError(f"{name} = {part} must be {meaning}")
+            object.__setattr__(self, name, float(part))
         for name in ("epochs", "batch_size", "width", "num_train"):
             value = getattr(self, name)
             if (value is None and name == "num_train") or (type(value) is int and value > 0):
