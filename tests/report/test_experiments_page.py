@@ -148,6 +148,22 @@ def test_a_choice_in_small_is_what_the_results_say(name: str):
         assert number == pytest.approx(statistics.fmean(r.test[way][score] for r in choice.by_validation), abs=5.1e-4)
 
 
+@pytest.mark.parametrize(("recipe", "method"), itertools.product(("ours", "sgd"), ("map", "vl")))
+def test_an_optimizer_in_small_is_what_the_results_say(recipe: str, method: str):
+    own = [r for r in Store(ROOT / "results" / "optimizers") if (r.spec.recipe, r.spec.method) == (recipe, method)]
+    start = f"| {'ours (Adam)' if recipe == 'ours' else recipe} | {method.upper()} |"
+    row = next(line for line in _section("### SGD instead of Adam").splitlines() if line.startswith(start))
+    beta, nll, accuracy, ece, scaled = (float(cell.strip(" %")) for cell in row.split("|")[3:8])
+    choice = choose(own, "mean")
+    assert choice is not None
+    assert (choice.beta, choice.num_trials) == (beta, 2)
+    (run,) = choice.by_validation
+    assert nll == pytest.approx(run.test["mean"]["nll"], abs=5.1e-4)
+    assert accuracy == pytest.approx(100 * run.test["mean"]["accuracy"], abs=0.051)
+    assert ece == pytest.approx(run.test["mean"]["ece"], abs=5.1e-4)
+    assert scaled == pytest.approx(run.test["scaled"]["nll"], abs=5.1e-4)
+
+
 def test_early_stopping_in_small_is_what_the_results_say():
     (sweep,) = sweeps(Store(ROOT / "results" / "figure-2"))
     runs = {(r.spec.beta, r.spec.log_sigma_lr_multiplier, r.spec.method): r for r in sweep.results}
