@@ -48,7 +48,8 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
 
     def draw(score: str) -> "Axes":
         ax = style.axes_for(None, "figure_1")
-        for number, (key, runs) in enumerate(series.items()):
+        for key, runs in series.items():
+            number = PAPERS.index(key)  # a method has its colour whoever else is there
             by_beta = _means(runs, key[1], score)
             colour = style.colour(number)
             ax.plot(*_xy(by_beta), color=colour, marker=style.marker(number), markersize=4, label=NAMES[key])
@@ -96,6 +97,8 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
             held_out = [row.get("validation_nll", math.nan) for row in run.history]
             ax.plot(epochs, held_out, color=colour, label=f"{_network(method)}, β {run.spec.beta:g}")
             ax.plot(epochs, [-row["log_likelihood"] for row in run.history], color=colour, linestyle=":")
+        for words, line in (("held-out images", "-"), ("training images", ":")):
+            ax.plot([], [], color="grey", linestyle=line, label=words)
         style.tidy(ax, "epoch", "NLL (nats)")
         ax.set_yscale("log")
         ticks = style.log_ticks(*ax.get_ylim())
