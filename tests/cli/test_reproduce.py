@@ -153,3 +153,14 @@ def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pyt
     said = json.loads(_run("table-1", "--data", "cifar10", "--epochs", "50", "--out", str(store.folder), "--json"))
     assert (said["runs"], said["computed"]) == (12, 0)
     assert said["sections"][0]["tables"]["Table 2"]["rows"][0]["scores"]["paper_seconds"]["shown"] == "114.9"
+
+
+def test_ctrl_c_in_an_evaluation_is_told_of_and_the_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("varlap.experiments.run.evaluate_ways", interrupted)
+        said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
+    assert (said.exit_code, said.stderr) == (130, "varlap: stopped by Ctrl-C; what a command has stored is kept\n")
+    assert list((tmp_path / "running").glob("*/checkpoints/step-*"))

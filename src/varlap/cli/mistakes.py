@@ -21,6 +21,9 @@ def user_mistakes() -> Iterator[None]:
     except Interrupted as stop:
         typer.echo(f"varlap: {stop}", err=True)
         raise typer.Exit(stop.exit_status) from None
+    except KeyboardInterrupt:  # outside of a training, such as in an evaluation
+        typer.echo("varlap: stopped by Ctrl-C; what a command has stored is kept", err=True)
+        raise typer.Exit(130) from None
     except VarlapError as error:
         typer.echo(f"varlap: {error}", err=True)
         raise typer.Exit(2) from None
