@@ -11,7 +11,7 @@ from torch import Tensor, distributions, nn
 
 import varlap
 from cases import CASES, LIKELIHOOD_CASES, case
-from varlap.curvature import fisher
+from varlap.curvature import exact_fisher, fisher
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch, checked_batch
@@ -466,7 +466,7 @@ def test_settings_that_cannot_be_right_are_refused(kind, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gradient": "hold"}, r"Fisher\(gradient='hold'\): choose 'held' \(the paper's\) or 'whole'"),
+        ({"gradient": "hold"}, r"Fisher\(gradient='hold'\): choose 'held' \(the paper's\), 'quiet' or 'whole'"),
         ({"batch_norm": "none"}, r"Fisher\(batch_norm='none'\): choose 'whole' or 'part'"),
         ({"memory": 1.0}, r"Fisher\(memory=1\.0\) must be in \[0, 1\); 0\.9 averages about 10 evaluations"),
         ({"memory": math.nan}, r"Fisher\(memory=nan\) must be in \[0, 1\)"),
@@ -489,8 +489,8 @@ def test_exact_fisher_of_all_items_at_once_equals_that_of_one_by_one(likelihood,
     weights = torch.rand(6).double() if weighted else None
     bnn = varlap.BNN(varlap.models.mlp(3, 4, (5,), nn.Tanh).double(), likelihood)
     found = []
-    for known in (fisher.VMAPPED, ()):
-        monkeypatch.setattr(fisher, "VMAPPED", known)
+    for known in (exact_fisher.VMAPPED, ()):
+        monkeypatch.setattr(exact_fisher, "VMAPPED", known)
         bnn.zero_grad()
         terms = varlap.VL(6, beta=0.0, curvature=varlap.ExactFisher())(bnn, x, y, weights=weights)
         terms.loss.backward()

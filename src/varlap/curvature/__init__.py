@@ -1,7 +1,8 @@
 """Curvature: the Fisher's diagonal (Eqs. 25-26), the Hessian's (Eq. 15), and double backward passes done fast."""
 
 from varlap.curvature.diagonal import fisher_diagonal, hessian_diagonal
-from varlap.curvature.fisher import DEFAULT, EmpiricalFisher, ExactFisher, Fisher
+from varlap.curvature.exact_fisher import ExactFisher
+from varlap.curvature.fisher import DEFAULT, EmpiricalFisher, Fisher
 from varlap.curvature.hessian import Hessian
 from varlap.curvature.protocol import Curvature, Estimate
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from varlap import tree
 from varlap.curvature.protocol import (
     Pass,
-    check_differentiable,
     check_targets,
     forward,
     mean_gradients,
@@ -22,13 +21,11 @@ from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
-from varlap.posterior.installed import installed
 from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
 GradientFn = Callable[[Pass], Gradients]
-ACTIVATIONS = (nn.Softplus, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.ReLU, nn.Identity)
-VMAPPED = (nn.Sequential, nn.Linear, nn.Flatten, *ACTIVATIONS)  # whose double derivative under vmap was checked
+Gradient = Literal["held", "quiet", "whole"]
 FEWEST_WITH_STATISTICS = 16  # items; the mean and variance of fewer are too noisy to normalise by
 
 
@@ -74,9 +71,11 @@ class Fisher:
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
-        gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "whole" also counts how
-            the labels' distribution moves with the weights, the true gradient of the Fisher term (it needs a
-            likelihood with a `score`). Parameters of the likelihood always get the true gradient.
+        gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "quiet" has the same
+            expectation and far less noise, since it leaves out a part whose mean is zero (where the likelihood is
+            `canonical`; else it is "held"); "whole" also counts how the labels' distribution moves with the weights,
+            the true gradient of the Fisher term (it needs a likelihood with a `score`). Parameters of the likelihood
+            always get the true gradient.
 
     >>> Fisher(every=4).weight(step=8), Fisher(every=4).weight(step=9)
     (4, 0)
@@ -87,16 +86,16 @@ class Fisher:
     groups: int = 1
     memory: float = 0.0
     batch_norm: Literal["whole", "part"] = "whole"
-    gradient: Literal["held", "whole"] = "held"
+    gradient: Gradient = "held"
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _check_settings("Fisher", self.every, self.fraction, self.groups)
-        _check_memory("Fisher", self.memory)
+        check_settings("Fisher", self.every, self.fraction, self.groups)
+        check_memory("Fisher", self.memory)
         if self.batch_norm not in ("whole", "part"):
             raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'whole' or 'part'")
-        if self.gradient not in ("held", "whole"):
-            raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's) or 'whole'")
+        if self.gradient not in get_args(Gradient):
+            raise ConfigError(f"Fisher(gradient={self.gradient!r}): choose 'held' (the paper's), 'quiet' or 'whole'")
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
@@ -108,7 +107,7 @@ class Fisher:
         With a memory the evaluation is beside the step's own pass, so that the log-likelihood is only that of the part.
         """
         generator = streams.generator("labels", bnn.device)
-        draw = drawn_label_gradient if self.gradient == "held" else reparameterised_gradient
+        draw = _DRAWS[self.gradient]
         return _estimate_in_groups(
             bnn,
             batch,
@@ -135,7 +134,7 @@ class EmpiricalFisher:
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _check_settings("EmpiricalFisher", self.every, self.fraction, self.groups)
+        check_settings("EmpiricalFisher", self.every, self.fraction, self.groups)
 
     @property
     def memory(self) -> float:
@@ -158,111 +157,6 @@ class EmpiricalFisher:
         )
 
 
-@dataclass(frozen=True)
-class ItemGradients:
-    """f = Σᵢ Σ_c Gᵢ_c² / S for the gradients of single items in directions of their outputs, [S, C, ...]."""
-
-    rows: Gradients
-    num_items: int
-
-    def diagonal(self) -> dict[str, Tensor]:
-        """Return f for each Bayesian parameter, without a graph."""
-        wide = {name: g.detach().to(torch.promote_types(g.dtype, torch.float32)) for name, g in self.rows.items()}
-        return {name: g.square().sum((0, 1)) / self.num_items for name, g in wide.items()}
-
-    def pull_back(self, variance: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each tensor G with ∂(½ Σ σ² f)/∂G = σ² G / S."""
-        for name, rows in self.rows.items():
-            yield rows, (variance[name] * rows.detach() / self.num_items).to(rows.dtype)
-
-
-@dataclass(frozen=True)
-class ExactFisher:
-    """The Fisher without sampling: one gradient for each item and each direction of its outputs.
-
-    It takes S × K gradients, so it is for small networks and small data, where it leaves nothing to chance: at once
-    for a plain stack of linear layers and smooth activations, one by one for others. Its gradient is the whole one. It
-    needs a likelihood with a `score`.
-
-    Args:
-        every: evaluate it every k-th step, with weight k.
-        memory: 0, or the decay of a running mean over evaluations that serves in every step, as in `Fisher`.
-
-    >>> ExactFisher().weight(step=3)
-    1
-    """
-
-    every: int = 1
-    memory: float = 0.0
-    num_derivatives: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        _check_settings("ExactFisher", self.every, 1.0, 1)
-        _check_memory("ExactFisher", self.memory)
-
-    def weight(self, step: int) -> float:
-        """Return `every` in the steps with curvature and 0 in the others."""
-        return weight_of_every(self.every, step)
-
-    def estimate(
-        self,
-        bnn: BNN,
-        batch: Batch,
-        streams: Streams,  # noqa: ARG002
-        create_graph: bool,
-    ) -> tuple[Tensor, SquaredGradients | ItemGradients]:
-        """Return the mean log-likelihood and Σᵢ Σ_c (Jᵢᵀ u_c)² / S, where Σ_c u_c u_cᵀ is the outputs' Fisher."""
-        part = forward(bnn, batch)
-        log_likelihood = part.log_likelihood_sum(bnn) / batch.size
-        check_differentiable(one_tensor(part.outputs))
-        alone = isinstance(batch.x, Tensor) and len(batch.x) == batch.size
-        if alone and takes_items_at_once(bnn.network):
-            return log_likelihood, ItemGradients(_item_gradients(bnn, part), batch.size)
-        noise = torch.zeros_like(one_tensor(part.outputs))
-        columns = []
-        for entry in range(noise.numel()):
-            unit = noise.clone().flatten()
-            unit[entry] = 1
-            columns.append(_score_gradient(bnn, part, unit.reshape(noise.shape), create_graph))
-        return log_likelihood, SquaredGradients(columns, batch.size)
-
-
-def takes_items_at_once(network: nn.Module) -> bool:
-    """Whether a network's items can have their gradients by vmap, twice differentiated: a plain stack of layers.
-
-    Others are not trusted: under vmap torch takes fused attention, whatever backend was asked for, and gives a wrong
-    second derivative without a word.
-
-    >>> takes_items_at_once(nn.Sequential(nn.Linear(2, 2), nn.Tanh())), takes_items_at_once(nn.GRU(2, 2))
-    (True, False)
-    """
-    return all(type(module) in VMAPPED for module in network.modules())
-
-
-def _item_gradients(bnn: BNN, part: Pass) -> Gradients:
-    """Return √wᵢ Jᵢᵀ u_c for each item and direction, [S, C, ...] by parameter."""
-    score_fn, batch = require_score(bnn), part.batch
-    means: dict[str, Tensor] = dict(bnn.means())
-    shape = one_tensor(part.outputs).shape[1:]
-    units = torch.eye(math.prod(shape), dtype=part.outputs.dtype, device=part.outputs.device).reshape(-1, *shape)
-
-    def rows(x: Any, y: Any) -> Gradients:
-        x, y = (tree.map_tensors(lambda t: t[None], one) for one in (x, y))
-
-        def outputs(weights: Gradients) -> Tensor:
-            with installed(bnn.network, weights):
-                return bnn.outputs(x)
-
-        value, pull_back = torch.func.vjp(outputs, means)[:2]
-        return torch.vmap(lambda unit: pull_back(score_fn(value, unit[None], y))[0])(units)
-
-    found = torch.vmap(rows)(batch.x, batch.y)
-    if batch.weights is None:
-        return found
-    root = batch.weights.sqrt()
-    return {name: g * root.reshape(-1, *[1] * (g.ndim - 1)) for name, g in found.items()}
-
-
 def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
     """Eq. 26: ∂/∂w Σᵢ √wᵢ log p(ỹᵢ | xᵢ, w) with ỹ drawn from the model at this forward pass.
 
@@ -273,9 +167,26 @@ def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     return _label_gradient(bnn, part, bnn.likelihood.sample(detached, generator, part.batch.y), create_graph)
 
 
+def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
+    """Eq. 26 as Jᵀu, whose derivative leaves u = ∂ log p(ỹ | outputs)/∂outputs as it is.
+
+    With held labels the derivative of Jᵀu has two parts. That of u is −JᵀΛJ, with Λ = −∂² log p/∂outputs²: where Λ does
+    not depend on the label, its product with σ² Jᵀu has mean zero, since u has, and only adds noise that grows with
+    the batch. That of Jᵀ is all that counts.
+    """
+    if not getattr(bnn.likelihood, "canonical", False):
+        return drawn_label_gradient(bnn, part, generator, create_graph)
+    outputs = one_tensor(part.outputs).detach().requires_grad_()
+    detached = Pass(part.batch, outputs)
+    labels = bnn.likelihood.sample(outputs.detach(), generator, part.batch.y)
+    with torch.enable_grad():  # u depends on the likelihood's own parameters, which get the true gradient
+        (score,) = torch.autograd.grad(_weighted_sum(bnn, detached, labels), outputs, create_graph=create_graph)
+    return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)
+
+
 def reparameterised_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
     """Jᵀu with u = F(outputs)^½ ε, which has the Fisher's expectation and whose derivative is the whole one."""
-    return _score_gradient(bnn, part, normal_like(one_tensor(part.outputs), generator), create_graph)
+    return score_gradient(bnn, part, normal_like(one_tensor(part.outputs), generator), create_graph)
 
 
 def couples_items(network: nn.Module) -> bool:
@@ -290,9 +201,12 @@ def couples_items(network: nn.Module) -> bool:
 
 
 def _label_gradient(bnn: BNN, part: Pass, labels: Tensor, create_graph: bool) -> Gradients:
+    return mean_gradients(bnn, _weighted_sum(bnn, part, labels), create_graph=create_graph)
+
+
+def _weighted_sum(bnn: BNN, part: Pass, labels: Tensor) -> Tensor:
     values = part.log_likelihoods(bnn, labels)
-    weighted = values if part.batch.weights is None else values * part.batch.weights.sqrt()
-    return mean_gradients(bnn, weighted.sum(), create_graph=create_graph)
+    return (values if part.batch.weights is None else values * part.batch.weights.sqrt()).sum()
 
 
 def one_tensor(outputs: Any) -> Tensor:
@@ -317,7 +231,8 @@ def require_score(bnn: BNN) -> Callable[..., Tensor]:
     return score_fn
 
 
-def _score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> Gradients:
+def score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> Gradients:
+    """Return Jᵀu for the likelihood's score u of this noise, weighted by √w."""
     score = require_score(bnn)(part.outputs, noise, part.batch.y)
     if part.batch.weights is not None:
         score = score * part.batch.weights.sqrt().reshape(-1, *[1] * (score.ndim - 1))
@@ -370,7 +285,8 @@ def _split(
     return [whole], [Pass(batch.take_targets(items), tree.take(whole.outputs, items)) for items in chosen]
 
 
-def _check_settings(name: str, every: int, fraction: float, groups: int) -> None:
+def check_settings(name: str, every: int, fraction: float, groups: int) -> None:
+    """Refuse settings that say nothing."""
     if every < 1 or every != int(every):
         raise ConfigError(f"{name}(every={every}) must be a whole number of steps, at least 1")
     if not (0 < fraction <= 1) or math.isnan(fraction):
@@ -379,10 +295,12 @@ def _check_settings(name: str, every: int, fraction: float, groups: int) -> None
         raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")
 
 
-def _check_memory(name: str, memory: float) -> None:
+def check_memory(name: str, memory: float) -> None:
+    """Refuse a decay that is none."""
     if not 0 <= memory < 1:
         raise ConfigError(f"{name}(memory={memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
 
 
+_DRAWS = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}
 DEFAULT = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
 """VL's own: a quarter of the batch in every fourth step, remembered in between"""

@@ -62,9 +62,9 @@ class RunSpec:
     batch_size: int = 128
     log_sigma_lr_multiplier: float = 10.0
     curvature: Literal["exact", "default"] = "exact"
-    """of VL: the paper's, or the library's"""
-    gradient: Literal["held", "whole"] = "held"
-    """of VL's curvature: with the drawn labels held fixed, as the paper's, or the whole one"""
+    """of VL: the paper's, or the library's, of 32 images for every 512 whatever the batch size is"""
+    gradient: Literal["held", "quiet", "whole"] = "held"
+    """of VL's curvature: of held labels, as the paper's; the same with less noise; or the whole one"""
     variances: Literal["learnt", "closed-form"] = "learnt"
     """of VL: by the optimizer, as the paper's, or in closed form"""
     beta_warmup: float | None = None
@@ -84,7 +84,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         choices = {"data": KNOWN_NAMES, "method": get_args(Method), "schedule": get_args(Schedule)}
         choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
-        choices |= {"optimizer": get_args(Optimizer), "gradient": ("held", "whole")}
+        choices |= {"optimizer": get_args(Optimizer), "gradient": ("held", "quiet", "whole")}
         choices |= {"variances": ("learnt", "closed-form")}
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "clip_norm": "Trainer(gradient_clip_val=...)",
     "precision": "Trainer(precision=...)",
     "compiled": "objective.compiled = ...",
+    "validate_every": "Trainer(check_val_every_n_epoch=...)",
     "patience": "EarlyStopping(monitor='validation_nll', patience=...)",
     "keep": "ModelCheckpoint(monitor='validation_nll')",
     "save_every": "ModelCheckpoint(every_n_train_steps=...)",

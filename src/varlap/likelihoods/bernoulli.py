@@ -24,6 +24,8 @@ class Bernoulli(nn.Module):
     tensor([-2.0794, -2.0794])
     """
 
+    canonical = True
+
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probability of each item, summed over its labels."""
         outputs = require_same_shape(outputs, targets, "bernoulli")

@@ -21,6 +21,8 @@ class Categorical(nn.Module):
     tensor([-0.6931, -0.3133])
     """
 
+    canonical = True
+
     def __init__(self, ignored_label: int = -100) -> None:
         super().__init__()
         self.ignored_label = ignored_label

@@ -66,6 +66,8 @@ class Gaussian(nn.Module):
 
     log_noise: Tensor
 
+    canonical = True
+
     def __init__(self, noise: float = 1.0, learnt: bool = True, num_outputs: int | None = None) -> None:
         super().__init__()
         if not noise > 0:

@@ -16,6 +16,8 @@ class Poisson(nn.Module):
     tensor([-2.6931])
     """
 
+    canonical = True
+
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probability of each item, summed over its counts."""
         outputs = require_same_shape(outputs, targets, "poisson")

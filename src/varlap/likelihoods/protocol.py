@@ -23,6 +23,8 @@ class Likelihood(Protocol):
     - `score(outputs, noise, targets=None)`: a cotangent u at the outputs, linear in `noise` (standard normal,
       shaped like the outputs), whose covariance is the Fisher information of the outputs. It makes the
       whole gradient and the exact Fisher available.
+    - `canonical`: True where ∂² log p/∂outputs² does not depend on the targets, as for logits or a Gaussian's mean.
+      `Fisher(gradient="quiet")` then has less noise.
     - `check(outputs, targets)`: raise `BatchError` for targets that cannot be right.
     - `predict_from_gaussian(mean, covariance)`: the `Prediction` where the outputs of each item are Gaussian with this
       mean, shaped like outputs, and covariance [S, D, D] of its D flattened outputs; for linearised prediction

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,16 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.objectives.objective import Context, Objective
-from varlap.objectives.traced import Around, Traced, as_argument, settings_of, trace, trace_commit, trace_renewal
+from varlap.objectives.traced import (
+    Around,
+    Traced,
+    as_argument,
+    settings_of,
+    trace,
+    trace_commit,
+    trace_renewal,
+    trace_variances,
+)
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams
@@ -73,6 +83,10 @@ class Compiled:
         self.values: Tensor | None = None
         self.unsound = torch.zeros((), device=self._device)
         self._one = torch.ones((), device=self._device)
+        self._variances_fn: Callable[[], Any] | None = None
+        if objective.sets_variances and after is not None:  # else the caller sets them
+            graph, inputs = trace_variances(objective, context.bnn, self.unsound, self.beta)
+            self._variances_fn = functools.partial(compile_graph(graph, inputs), *inputs)
         self._graph: torch.cuda.CUDAGraph | None = None
         if self._device.type == "cuda":
             self._capture(context, warm_up, pool)
@@ -100,6 +114,12 @@ class Compiled:
                 self._graph.replay()
         assert self.values is not None
         return self.values.clone()  # the next replay writes there
+
+    @torch.no_grad()
+    def update_variances(self) -> None:
+        """Set log σ to its closed form, where the objective has it so, unless the last evaluation was not sound."""
+        if self._variances_fn is not None:
+            self._variances_fn()
 
     def _parts(self) -> list["_Part"]:
         return [self._main] if self._renewal is None else [self._main, self._renewal]
@@ -151,6 +171,8 @@ class Compiled:
                         self._run()
                     if warm_up is not None:
                         warm_up()
+                    self.unsound.fill_(1)  # so that this changes nothing
+                    self.update_variances()
                 torch.cuda.current_stream().wait_stream(stream)
                 self._graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(self._graph, pool=pool):

@@ -89,6 +89,8 @@ class Objective(ABC):
 
     uses_variances = True
     """whether log σ enters, so that the KL is the whole of Eq. 12"""
+    sets_variances = False
+    """whether `update_variances` sets log σ"""
 
     def __init__(self, num_data: int | None, beta: float, seed: int, beta_warmup_steps: int = 0) -> None:
         name = type(self).__name__

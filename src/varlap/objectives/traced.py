@@ -1,7 +1,7 @@
 """An objective's value and gradients as one graph of primitive operations, which can be compiled."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -107,7 +107,6 @@ def _traced(
 ) -> Traced:
     """Trace a computation with weights, buffers, memories, batch and noise as its inputs."""
     bnn, batch, state = context.bnn, context.batch, traced.state
-    weights_and_buffers = [name for name in state if "/" not in name]
     wanted = {f"network.{name}" for name in bnn.means()} | {n for n, t in state.items() if t.requires_grad}
 
     def computed(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -120,9 +119,7 @@ def _traced(
         beta: Any = next(coming)
         num_data: Any = next(coming)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(installed(bnn, {name: given[name] for name in weights_and_buffers}))
-            for name, running in objective.running_means().items():
-                stack.enter_context(running.standing_in({key: given[f"{name}/{key}"] for key in running.sums}))
+            stack.enter_context(_standing_in(objective, bnn, given))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(around())
             traced_batch = Batch(x, y, weights, batch.size, trusted=True)
@@ -144,6 +141,34 @@ def trace_commit(olds: Sequence[Tensor], news: Sequence[Tensor], unsound: Tensor
         return ()
 
     return make_fx(commit, tracing_mode="fake")(unsound, *map(as_argument, olds), *news)
+
+
+def trace_variances(objective: Objective, bnn: BNN, unsound: Tensor, beta: Tensor) -> tuple[Any, list[Tensor]]:
+    """Trace `objective.update_variances`, unless `unsound` is 1; return the graph and all that it takes."""
+    state = _state(objective, bnn)
+    moved = [name for name in state if name.startswith(("log_sigma.", "prior_scale."))]
+
+    def settle(unsound: Tensor, beta: Tensor, *tensors: Tensor) -> tuple[()]:
+        olds = dict(zip(state, tensors, strict=True))
+        news = {name: old.view(state[name].shape).clone() for name, old in olds.items()}
+        with _standing_in(objective, bnn, news):
+            objective.update_variances(bnn, beta=beta)
+        for name in moved:
+            olds[name].copy_(torch.where(unsound == 0, news[name].view(olds[name].shape), olds[name]))
+        return ()
+
+    inputs = [unsound, beta, *map(as_argument, state.values())]
+    return make_fx(settle, tracing_mode="fake")(*inputs), inputs
+
+
+@contextlib.contextmanager
+def _standing_in(objective: Objective, bnn: BNN, given: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put tensors in the place of weights, buffers and memories, by the names that `_state` has for them."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(installed(bnn, {name: tensor for name, tensor in given.items() if "/" not in name}))
+        for name, running in objective.running_means().items():
+            stack.enter_context(running.standing_in({key: given[f"{name}/{key}"] for key in running.sums}))
+        yield
 
 
 def as_argument(tensor: Tensor) -> Tensor:

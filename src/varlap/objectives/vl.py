@@ -79,6 +79,11 @@ class VL(Objective):
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
+    @property
+    def sets_variances(self) -> bool:  # type: ignore[override]
+        """Whether variances have a closed form here."""
+        return self.variances == "closed-form"
+
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
         warn_about_kinks(self, context)

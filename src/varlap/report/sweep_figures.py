@@ -1,6 +1,5 @@
 """Figures 1 and 2 of the paper, and how the chosen runs learn, from the results of `varlap reproduce`."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,11 +91,12 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
     def draw() -> "Axes":
         ax = style.axes_for(None, "over_epochs")
         for method, run in chosen.items():
-            epochs = [row["epoch"] + 1 for row in run.history]
             colour = style.colour(_COLOURS[method])
-            held_out = [row.get("validation_nll", math.nan) for row in run.history]
-            ax.plot(epochs, held_out, color=colour, label=f"{_network(method)}, β {run.spec.beta:g}")
-            ax.plot(epochs, [-row["log_likelihood"] for row in run.history], color=colour, linestyle=":")
+            trained = [(row["epoch"] + 1, -row["log_likelihood"]) for row in run.history]
+            scored = [row for row in run.history if "validation_nll" in row]  # not every epoch of a long training is
+            held_out = [(row["epoch"] + 1, row["validation_nll"]) for row in scored]
+            ax.plot(*zip(*held_out, strict=True), color=colour, label=f"{_network(method)}, β {run.spec.beta:g}")
+            ax.plot(*zip(*trained, strict=True), color=colour, linestyle=":")
         for words, line in (("held-out images", "-"), ("training images", ":")):
             ax.plot([], [], color="grey", linestyle=line, label=words)
         style.tidy(ax, "epoch", "NLL (nats)")

@@ -196,7 +196,8 @@ class Loop:
         means, log_sigma = self.optimizer.param_groups
         row |= {"lr": float(means["lr"]), "lr_log_sigma": float(log_sigma["lr"])}
         row |= describe_variances(self.bnn)
-        if self.validation is not None:
+        due = (epoch + 1) % self.settings.validate_every == 0 or epoch + 1 == self.settings.epochs
+        if self.validation is not None and due:
             scores = self._validated(epoch)
             row |= {f"validation_{name}": value for name, value in scores.items()}
             self._judge(scores["nll"])
@@ -258,7 +259,7 @@ class Loop:
             if self.settings.keep == "best":
                 state.best = {name: tensor.detach().clone() for name, tensor in self.bnn.state_dict().items()}
         else:
-            state.epochs_since_best += 1
+            state.epochs_since_best += self.settings.validate_every
         patience = self.settings.patience
         if patience is not None and state.epochs_since_best >= patience:
             state.stopped = True

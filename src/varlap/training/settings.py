@@ -48,6 +48,8 @@ class FitSettings:
     updates stay in single precision"""
     compiled: bool | Literal["auto"] = "auto"
     """whether to compile the step; "auto" does on CUDA"""
+    validate_every: int = 1
+    """epochs between validations; the last epoch always has one"""
     patience: int | None = None
     """stop after so many epochs without a better validation NLL; None never stops early"""
     keep: Literal["last", "best"] = "last"
@@ -72,6 +74,7 @@ class FitSettings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, usual)
         counts = {"epochs": 1, "batch_size": 1, "accumulate": 1, "num_checkpoints": 1, "num_workers": 0}
+        counts["validate_every"] = 1
         counts |= {name: 1 for name in ("patience", "save_every") if getattr(self, name) is not None}
         for name, least in counts.items():
             value = getattr(self, name)

@@ -269,8 +269,7 @@ class TrainingStep:
                 torch.nn.utils.clip_grad_norm_(step.bnn.parameters(), step._clip_norm)
             with step._skipping(replay.unsound):
                 step.optimizer.step()
-            with step._kept_if(replay.unsound):
-                step.objective.update_variances(step.bnn, beta=replay.beta)
+            replay.update_variances()
 
         return Compiled(
             self.objective,
@@ -296,19 +295,6 @@ class TrainingStep:
         finally:
             if self._guards_weights():
                 del self.optimizer.found_inf  # type: ignore[attr-defined]
-
-    @contextlib.contextmanager
-    def _kept_if(self, unsound: Tensor) -> Iterator[None]:
-        """Put variances and scales back after an unsound step, where they have a closed form."""
-        moved = [*self.bnn.log_sigma.parameters(), *self.bnn.prior_scale.buffers()] if self._sets_variances() else []
-        kept = [tensor.detach().clone() for tensor in moved]
-        yield
-        with torch.no_grad():
-            for tensor, old in zip(moved, kept, strict=True):
-                tensor.copy_(torch.where(unsound == 0, tensor, old))
-
-    def _sets_variances(self) -> bool:
-        return getattr(self.objective, "variances", "learnt") == "closed-form"
 
     def _guards_weights(self) -> bool:
         """Whether the optimizer skips an update by itself: torch's fused ones do, as a gradient scaler has them do."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from varlap.curvature import DEFAULT, Curvature, ExactFisher
-from varlap.curvature.fisher import takes_items_at_once
+from varlap.curvature.exact_fisher import takes_items_at_once
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, Prior
 
 FEWEST_LARGE = 2000  # rows of a table that is never trained on all of them in every step
