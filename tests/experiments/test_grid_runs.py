@@ -152,10 +152,10 @@ def _begun(spec: RunSpec, store: Store, monkeypatch: pytest.MonkeyPatch) -> dict
 
 def test_what_a_spec_says_of_the_curvature_reaches_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     told = {"curvature": "default", "gradient": "whole", "variances": "closed-form"}
-    spec = dataclasses.replace(SPEC, method="vl", epochs=10, batch_size=100, **told)
+    spec = dataclasses.replace(SPEC, method="vl", epochs=10, batch_size=128, **told)
     objective = _begun(spec, Store(tmp_path), monkeypatch)["objective"]
     assert objective.curvature == dataclasses.replace(DEFAULT, gradient="whole")
-    num_steps = 10 * math.ceil(objective.num_data / 100)
+    num_steps = 10 * math.ceil(objective.num_data / 128)
     assert (objective.variances, objective.beta_warmup_steps) == ("closed-form", round(0.3 * num_steps))
     for method in ("map", "vi", "vl"):
         slow = _begun(dataclasses.replace(spec, method=method, beta_warmup=0.5), Store(tmp_path), monkeypatch)
@@ -168,8 +168,27 @@ def test_what_a_spec_says_of_the_optimizer_reaches_the_training(tmp_path: Path, 
     by_sgd = Experiment.named("miniature", recipe="sgd", epochs=20).specs[0]
     settings = _begun(by_sgd, Store(tmp_path), monkeypatch)["settings"]
     FitSettings.of({name: value for name, value in settings.items() if name in FitSettings.__dataclass_fields__})
-    named = ("optimizer", "momentum", "lr", "clip_norm", "warmup_epochs", "schedule")
-    assert [settings[name] for name in named] == ["SGD", 0.9, 0.03, 1.0, 1.0, "cosine"]
+    named = ("optimizer", "momentum", "lr", "clip_norm", "warmup_epochs", "schedule", "batch_size")
+    assert [settings[name] for name in named] == ["SGD", 0.9, 0.2, 1.0, 1.0, "cosine", 256]
+
+
+@pytest.mark.parametrize(("batch_size", "every", "fraction"), [(64, 8, 0.5), (256, 2, 0.125), (512, 1, 1 / 16)])
+def test_the_default_curvature_is_of_as_many_images_in_batches_of_any_size(
+    batch_size: int, every: int, fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spec = dataclasses.replace(SPEC, method="vl", curvature="default", batch_size=batch_size)
+    found = _begun(spec, Store(tmp_path), monkeypatch)["objective"].curvature
+    assert found == dataclasses.replace(DEFAULT, every=every, fraction=fraction)
+    assert found.fraction * batch_size == 32
+    assert found.every * batch_size == 512
+
+
+@pytest.mark.parametrize(("epochs", "every"), [(1, 1), (50, 1), (200, 4)])
+def test_a_long_training_is_validated_fifty_times(
+    epochs: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = _begun(dataclasses.replace(SPEC, epochs=epochs), Store(tmp_path), monkeypatch)["settings"]
+    assert settings["validate_every"] == every
 
 
 def test_all_methods_start_from_the_same_weights_and_hold_the_same_images_out(

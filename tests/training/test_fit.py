@@ -250,3 +250,15 @@ def test_a_validation_nll_that_is_no_number_is_never_the_best(monkeypatch, tmp_p
     monkeypatch.setattr("varlap.training.loop.evaluate", scores)
     _, history = _fit(epochs=5, validation=_blobs(), patience=2, keep="best", out=tmp_path)
     assert len(history.epochs) == 5, "neither stopped by the NaN nor kept from writing its checkpoints"
+
+
+def test_validation_may_be_every_few_epochs_and_is_always_after_the_last():
+    _, history = _fit(epochs=5, validation=_blobs(), validate_every=2)
+    assert ["validation_nll" in row for row in history.epochs] == [False, True, False, True, True]
+
+
+def test_patience_counts_epochs_however_rarely_they_are_validated(monkeypatch):
+    nlls = iter([0.5, 0.6, 0.6, 0.6])
+    monkeypatch.setattr("varlap.training.loop.evaluate", lambda *_, **__: {"nll": next(nlls)})
+    _, history = _fit(epochs=30, validation=_blobs(), validate_every=3, patience=6)
+    assert len(history.epochs) == 9, "the best was after 3"
