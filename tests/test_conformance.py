@@ -31,6 +31,7 @@ OBJECTIVES = {
     "vl": lambda: varlap.VL(S),
     "vl-paper": lambda: varlap.VL(S, curvature=varlap.Fisher()),
     "vl-parts": lambda: varlap.VL(S, beta=0.5, curvature=varlap.Fisher(every=2, fraction=0.5, groups=2)),
+    "vl-quiet": lambda: varlap.VL(S, curvature=varlap.Fisher(gradient="quiet")),
     "vl-whole": lambda: varlap.VL(S, curvature=varlap.Fisher(gradient="whole")),
     "vl-exact": lambda: varlap.VL(S, curvature=varlap.ExactFisher()),
     "vl-empirical": lambda: varlap.VL(S, curvature=varlap.EmpiricalFisher(fraction=0.5)),

@@ -1,5 +1,6 @@
 """The pages' code runs, their links lead somewhere, and every page can be found."""
 
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -88,3 +89,21 @@ def test_every_page_is_in_the_navigation_once():
 
     docs = ROOT / "docs"
     assert sorted(files(nav)) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+
+
+def test_the_page_on_choices_says_how_much_quieter_the_quiet_gradient_was():
+    results = ROOT / "results" / "bench" / "gradient-noise.json"
+    if not results.is_file():
+        pytest.skip("the results are not part of a source distribution")
+    rows = json.loads(results.read_text())["rows"]
+    found = {(row["network"], row["batch_size"], row["gradient"]): row for row in rows}
+    page = (ROOT / "docs" / "choices.md").read_text()
+    told = re.search(r"batches of 128, it is ([\d.]+) times less for a small MLP and ([\d.]+) times less", page)
+    assert told is not None
+    for network, number in zip(("MLP", "PreactResNet-18, width 4"), told.groups(), strict=True):
+        held, quiet = (found[network, 128, gradient]["noise"] for gradient in ("held", "quiet"))
+        assert f"{held / quiet:.2g}" == number
+    mlp = [found["MLP", 128, "quiet"]["norm_of_mean"], *(found["MLP", 128, g]["noise"] for g in ("held", "quiet"))]
+    told = re.search(r"norm is ([\d.]+), beside a noise of ([\d.]+) by `\"held\"` and ([\d.]+) by", page)
+    assert told is not None
+    assert [f"{value:.2g}" for value in mlp] == list(told.groups())

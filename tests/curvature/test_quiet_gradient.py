@@ -107,6 +107,61 @@ def test_without_a_canonical_likelihood_it_is_the_gradient_of_held_labels():
     assert torch.equal(penalty_gradient(QUIET, bnn, x, y), penalty_gradient(HELD, bnn, x, y))
 
 
+class Together(nn.Module):
+    """Logits beside something that no likelihood reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.network(x), "other": x.sum(1)}
+
+
+class Entry(varlap.Categorical):
+    canonical = True
+
+    def log_prob(self, outputs, targets):
+        return super().log_prob(outputs["logits"], targets)
+
+    def sample(self, outputs, generator, targets=None):
+        return super().sample(outputs["logits"], generator, targets)
+
+    def check(self, outputs, targets):
+        super().check(outputs["logits"], targets)
+
+
+class Probit(varlap.Bernoulli):
+    """Another link by another log_prob, which does not say that it is canonical, though what it inherits from does."""
+
+    def log_prob(self, outputs, targets):
+        return torch.special.log_ndtr(outputs * (2 * targets - 1)).sum(1)
+
+
+@pytest.mark.parametrize("kind", ["structured", "inherited", "shared"])
+def test_where_it_would_not_be_right_it_is_the_gradient_of_held_labels(kind):
+    bnn, x = made(Probit() if kind == "inherited" else varlap.Gaussian(noise=0.7), 3, num_items=5)
+    y = (x[:, :3] > 0).double()
+    if kind == "structured":
+        bnn, y = varlap.BNN(Together(), Entry()).double(), torch.arange(5) % 3
+    if kind == "shared":  # a noise that is a Bayesian weight too enters the scores beside the outputs
+        shared = network(4, 3)
+        likelihood = varlap.Gaussian(noise=0.7)
+        shared.register_parameter("noise", likelihood.log_noise)
+        bnn = varlap.BNN(shared, likelihood).double()
+    assert torch.equal(penalty_gradient(QUIET, bnn, x, y), penalty_gradient(HELD, bnn, x, y))
+
+
+def test_outputs_without_a_graph_are_refused_as_they_are_for_held_labels():
+    bnn, x = made(varlap.Categorical(), 3, num_items=5)
+    messages = []
+    for curvature in (HELD, QUIET):
+        with torch.inference_mode(), pytest.raises(varlap.errors.NetworkError) as raised:
+            varlap.VL(100, curvature=curvature)(bnn, x, torch.arange(5) % 3)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
 def test_its_noise_does_not_grow_with_the_batch_as_that_of_held_labels_does():
     def noise(curvature: varlap.Fisher, num_items: int) -> float:
         bnn, x = made(varlap.Categorical(), 3, num_items)

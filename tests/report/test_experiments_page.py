@@ -46,15 +46,32 @@ FASHION: dict[str, Key] = {
 }
 TABLES = {("CIFAR-10", 50): SWEEP, ("CIFAR-10", 200): FINAL, ("Fashion-MNIST", 50): FASHION}
 PARTS = [(*table, name, key) for table, rows in TABLES.items() for name, key in rows.items()]
+BY_SGD: dict[str, dict[str, Key]] = {
+    "CIFAR-10": {
+        "VL": ("vl", "mean"),
+        "MAP": ("map", "mean"),
+        "MAP with a temperature, 2.72": ("map", "scaled"),
+        "MAP, linearised Laplace": ("map", "linearised"),
+        "VL with a temperature, 0.92": ("vl", "scaled"),
+        "VL, linearised": ("vl", "linearised"),
+    },
+    "Fashion-MNIST": {
+        "VL": ("vl", "mean"),
+        "MAP": ("map", "mean"),
+        "MAP with a temperature, 2.57": ("map", "scaled"),
+        "MAP, linearised Laplace": ("map", "linearised"),
+        "VL with a temperature, 1.14": ("vl", "scaled"),
+    },
+}
 STORED = {"CIFAR-10": "cifar10", "Fashion-MNIST": "fashion_mnist"}
 
 
-def _sweep(epochs: int = 50, data: str = "CIFAR-10") -> Sweep:
+def _sweep(epochs: int = 50, data: str = "CIFAR-10", recipe: str = "ours") -> Sweep:
     store = Store(RESULTS)
     (sweep,) = [
         sweep
         for sweep in sweeps(store, recorded(store))
-        if (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) == (STORED[data], "ours", epochs)
+        if (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) == (STORED[data], recipe, epochs)
     ]
     return sweep
 
@@ -65,10 +82,19 @@ def _section(start: str) -> str:
 
 @pytest.mark.parametrize(("data", "epochs", "name", "key"), PARTS)
 def test_a_row_of_the_page_is_what_the_results_say(data: str, epochs: int, name: str, key: Key):
-    section = _section(f"### {data}, our recipe, {epochs} epochs")
+    _check_row(_section(f"### {data}, our recipe, {epochs} epochs"), name, key, _sweep(epochs, data))
+
+
+@pytest.mark.parametrize(("data", "name", "key"), [(data, *row) for data in BY_SGD for row in BY_SGD[data].items()])
+def test_a_row_by_sgd_is_what_the_results_say(data: str, name: str, key: Key):
+    section = _section("### SGD, 200 epochs").partition(f"\n{data}:\n")[2]
+    _check_row(section, name, key, _sweep(200, data, "sgd"))
+
+
+def _check_row(section: str, name: str, key: Key, sweep: Sweep) -> None:
     row = next(line for line in section.splitlines() if line.replace("*", "").startswith(f"| {name} |"))
     beta, nll, _, accuracy, _, ece, _, auroc = (cell.strip(" *%") for cell in row.split("|")[2:10])
-    choice = _sweep(epochs, data).choices()[key]
+    choice = sweep.choices()[key]
     (run,) = choice.by_validation
     scores = run.test[key[1]]
     assert float(beta) == choice.beta
@@ -83,6 +109,22 @@ def test_a_row_of_the_page_is_what_the_results_say(data: str, epochs: int, name:
 def test_every_choice_of_the_results_has_its_row():
     for (data, epochs), rows in TABLES.items():
         assert set(_sweep(epochs, data).choices()) == set(rows.values())
+    for data, rows in BY_SGD.items():
+        assert set(_sweep(200, data, "sgd").choices()) == set(rows.values())
+
+
+def test_what_the_page_says_of_maps_short_trainings_by_sgd_is_so():
+    told = re.search(
+        r"after 30 epochs of its own schedule it has ([\d.]+) on CIFAR-10 and ([\d.]+) on Fashion-MNIST, with a "
+        r"temperature ([\d.]+) and ([\d.]+)\.",
+        PAGE,
+    )
+    assert told is not None
+    for way, numbers in (("mean", told.groups()[:2]), ("scaled", told.groups()[2:])):
+        for data, number in zip(BY_SGD, numbers, strict=True):
+            choice = _sweep(30, data, "sgd").choices()["map", way]
+            assert choice.num_trials == 3
+            assert choice.by_validation[0].test[way]["nll"] == pytest.approx(float(number), abs=5.1e-4)
 
 
 def test_what_the_page_says_about_choosing_by_test_images_is_so():
@@ -119,6 +161,7 @@ CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "VL, whole gradient": ("vl", {"gradient": "whole"}),
     "VL, β rises over the first 30 %": ("vl", {"beta_warmup": 0.3}),
     "VL, variances in closed form, β rises": ("vl", {"variances": "closed-form"}),
+    "VL, the same with the quiet gradient": ("vl", {"variances": "closed-form", "gradient": "quiet"}),
     "VL, the exact curvature": ("vl", {"curvature": "exact"}),
     "VL, prior of scale 0.1": ("vl", {"prior_scale": 0.1}),
 }
@@ -151,7 +194,7 @@ def test_a_choice_in_small_is_what_the_results_say(name: str):
 @pytest.mark.parametrize(("recipe", "method"), itertools.product(("ours", "sgd"), ("map", "vl")))
 def test_an_optimizer_in_small_is_what_the_results_say(recipe: str, method: str):
     own = [r for r in Store(ROOT / "results" / "optimizers") if (r.spec.recipe, r.spec.method) == (recipe, method)]
-    start = f"| {'ours (Adam)' if recipe == 'ours' else recipe} | {method.upper()} |"
+    start = f"| {'ours (Adam)' if recipe == 'ours' else 'sgd, first form'} | {method.upper()} |"
     row = next(line for line in _section("### SGD instead of Adam").splitlines() if line.startswith(start))
     beta, nll, accuracy, ece, scaled = (float(cell.strip(" %")) for cell in row.split("|")[3:8])
     choice = choose(own, "mean")
@@ -191,3 +234,16 @@ def test_the_readme_has_the_same_numbers(data: str, epochs: int):
         assert f"{scores['nll']:.3f} / {scores['ece']:.3f}" in row.replace("*", "")
         if key[0] == "map" or key[1] != "scaled":
             assert f"{100 * scores['accuracy']:.1f}" in row
+
+
+@pytest.mark.parametrize("data", BY_SGD)
+def test_the_readme_has_the_same_numbers_by_sgd(data: str):
+    readme = (ROOT / "README.md").read_text().splitlines()
+    row = next(line for line in readme if f"{data} by SGD, crops and flips, 200 epochs" in line).replace("*", "")
+    choices = _sweep(200, data, "sgd").choices()
+    for key in [("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("map", "linearised"), ("vl", "scaled")]:
+        (run,) = choices[key].by_validation
+        scores = run.test[key[1]]
+        assert f"{scores['nll']:.3f} / {scores['ece']:.3f}" in row
+    for method in ("vl", "map"):
+        assert f"{100 * choices[method, 'mean'].by_validation[0].test['mean']['accuracy']:.1f}" in row

@@ -17,6 +17,7 @@ CURVATURES = {
     "every": Fisher(every=2),
     "memory": Fisher(every=2, memory=0.8),
     "part": Fisher(every=2, memory=0.8, fraction=0.6, groups=2, batch_norm="part"),
+    "quiet-gradient": Fisher(every=2, memory=0.8, fraction=0.6, batch_norm="part", gradient="quiet"),
     "whole-gradient": Fisher(fraction=0.6, gradient="whole"),
 }
 OBJECTIVES: dict[str, Any] = {
@@ -236,3 +237,19 @@ def test_a_compiled_step_frees_its_network_without_waiting_for_the_collector(mon
         assert weights_of_a_finished_run()() is None
     finally:
         gc.enable()
+
+
+def test_an_objective_of_ones_own_sets_variances_in_compiled_steps_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "compile_graph", _uncompiled)
+    calls = []
+
+    class Own(varlap.VL):
+        def update_variances(self, bnn: varlap.BNN, **options: Any) -> None:
+            calls.append(options)
+
+    case = next(case for case in CASES if case.name == "batch-norm")
+    bnn, x, y = case.make()
+    step = varlap.TrainingStep(bnn, Own(100, 0.5, curvature=Fisher()), varlap.adam(bnn, 1e-2), compiled=True)
+    for number in range(3):
+        step(x, y, number=number)
+    assert len(calls) == 3

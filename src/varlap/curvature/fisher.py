@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from varlap import tree
 from varlap.curvature.protocol import (
     Pass,
+    check_differentiable,
     check_targets,
     forward,
     mean_gradients,
@@ -73,9 +74,9 @@ class Fisher:
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
         gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "quiet" has the same
             expectation and far less noise, since it leaves out a part whose mean is zero (where the likelihood is
-            `canonical`; else it is "held"); "whole" also counts how the labels' distribution moves with the weights,
-            the true gradient of the Fisher term (it needs a likelihood with a `score`). Parameters of the likelihood
-            always get the true gradient.
+            `canonical` and the outputs are one tensor; else it is "held"); "whole" also counts how the labels'
+            distribution moves with the weights, the true gradient of the Fisher term (it needs a likelihood with a
+            `score`). Parameters of the likelihood always get the true gradient.
 
     >>> Fisher(every=4).weight(step=8), Fisher(every=4).weight(step=9)
     (4, 0)
@@ -174,14 +175,37 @@ def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     not depend on the label, its product with σ² Jᵀu has mean zero, since u has, and only adds noise that grows with
     the batch. That of Jᵀ is all that counts.
     """
-    if not getattr(bnn.likelihood, "canonical", False):
+    means = {id(mean) for mean in bnn.means().values()}
+    own = bnn.likelihood.parameters() if isinstance(bnn.likelihood, nn.Module) else ()
+    if (
+        not is_canonical(bnn.likelihood)
+        or not isinstance(part.outputs, Tensor)
+        or any(id(parameter) in means for parameter in own)  # a weight that enters beside the outputs
+    ):
         return drawn_label_gradient(bnn, part, generator, create_graph)
-    outputs = one_tensor(part.outputs).detach().requires_grad_()
+    check_differentiable(part.outputs)
+    outputs = part.outputs.detach().requires_grad_()
     detached = Pass(part.batch, outputs)
     labels = bnn.likelihood.sample(outputs.detach(), generator, part.batch.y)
     with torch.enable_grad():  # u depends on the likelihood's own parameters, which get the true gradient
         (score,) = torch.autograd.grad(_weighted_sum(bnn, detached, labels), outputs, create_graph=create_graph)
     return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)
+
+
+def is_canonical(likelihood: Any) -> bool:
+    """Whether a likelihood says `canonical` of its `log_prob`; one that inherits the word with another one does not.
+
+    >>> from varlap import Bernoulli, Heteroscedastic
+    >>> class Probit(Bernoulli):
+    ...     def log_prob(self, outputs, targets):
+    ...         return torch.special.log_ndtr(outputs * (2 * targets - 1)).sum(1)
+    >>> is_canonical(Bernoulli()), is_canonical(Heteroscedastic()), is_canonical(Probit())
+    (True, False, False)
+    """
+    kinds = type(likelihood).__mro__
+    own = "canonical" in vars(likelihood)
+    definer = next((kind for kind in kinds if {"canonical", "log_prob"} & vars(kind).keys()), None)
+    return getattr(likelihood, "canonical", False) is True and (own or "canonical" in vars(definer))
 
 
 def reparameterised_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:

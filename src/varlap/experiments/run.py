@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RUNNING = "running"
 """The folder in a store in which unfinished runs keep their checkpoints."""
 SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
-NUM_VALIDATIONS = 50  # of a long training; scoring every epoch of a fast one would cost a fifth of its time
+NUM_VALIDATIONS = 50  # of a long training: more would tell no more
 USUAL_BATCH = 128  # whose curvature the library's default is about
 WARMUP_OF_CLOSED_FORM = 0.3  # part of the training over which β rises, without which σ jumps to its prior's
 KEPT = (
@@ -93,7 +93,7 @@ def run(
         log_sigma_lr_multiplier=spec.log_sigma_lr_multiplier,
         precision=spec.precision,
         seed=spec.seed,
-        validate_every=max(1, spec.epochs // NUM_VALIDATIONS),
+        validate_every=math.ceil(spec.epochs / NUM_VALIDATIONS),
         save_pause_s=SAVE_PAUSE_S,
     )
     found = partner(task.images)
@@ -196,15 +196,15 @@ def _objective(spec: RunSpec, num_data: int) -> Objective:
 
 
 def _curvature(spec: RunSpec) -> Fisher:
-    """Return the paper's curvature, or the library's: of as many images, for as many trained on, in larger batches too.
+    """Return the paper's curvature, or the library's: of a sixteenth of the images, whatever the batch size is.
 
     More at a time would hardly be more precise: S ḡ² has the noise of one squared gradient, whatever S is.
     """
     if spec.curvature == "exact":
         return Fisher(gradient=spec.gradient)
-    times = spec.batch_size / USUAL_BATCH
-    every, fraction = max(1, round(DEFAULT.every / times)), min(1.0, DEFAULT.fraction / times)
-    return dataclasses.replace(DEFAULT, every=every, fraction=fraction, gradient=spec.gradient)
+    most = round(DEFAULT.every / DEFAULT.fraction)  # steps, of which then one is evaluated as a whole
+    every = min(most, max(1, round(DEFAULT.every * USUAL_BATCH / spec.batch_size)))
+    return dataclasses.replace(DEFAULT, every=every, fraction=every / most, gradient=spec.gradient)
 
 
 def _kept(row: Mapping[str, float]) -> dict[str, float]:

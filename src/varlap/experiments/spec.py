@@ -62,7 +62,7 @@ class RunSpec:
     batch_size: int = 128
     log_sigma_lr_multiplier: float = 10.0
     curvature: Literal["exact", "default"] = "exact"
-    """of VL: the paper's, or the library's, of 32 images for every 512 whatever the batch size is"""
+    """of VL: the paper's, or the library's, of a sixteenth of the images whatever the batch size is"""
     gradient: Literal["held", "quiet", "whole"] = "held"
     """of VL's curvature: of held labels, as the paper's; the same with less noise; or the whole one"""
     variances: Literal["learnt", "closed-form"] = "learnt"

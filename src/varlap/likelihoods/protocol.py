@@ -24,7 +24,7 @@ class Likelihood(Protocol):
       shaped like the outputs), whose covariance is the Fisher information of the outputs. It makes the
       whole gradient and the exact Fisher available.
     - `canonical`: True where ∂² log p/∂outputs² does not depend on the targets, as for logits or a Gaussian's mean.
-      `Fisher(gradient="quiet")` then has less noise.
+      `Fisher(gradient="quiet")` then has less noise. A subclass with a `log_prob` of its own must say it again.
     - `check(outputs, targets)`: raise `BatchError` for targets that cannot be right.
     - `predict_from_gaussian(mean, covariance)`: the `Prediction` where the outputs of each item are Gaussian with this
       mean, shaped like outputs, and covariance [S, D, D] of its D flattened outputs; for linearised prediction

@@ -72,17 +72,13 @@ class VL(Objective):
                 "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"
             )
         self.variances: Variances = variances
+        self.sets_variances = variances == "closed-form"
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
         self._calls_since_update = 0
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
-
-    @property
-    def sets_variances(self) -> bool:  # type: ignore[override]
-        """Whether variances have a closed form here."""
-        return self.variances == "closed-form"
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""

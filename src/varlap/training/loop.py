@@ -263,7 +263,9 @@ class Loop:
         patience = self.settings.patience
         if patience is not None and state.epochs_since_best >= patience:
             state.stopped = True
-            log.info("stopped early: no better validation NLL than %s for %d epochs", state.best_nll, patience)
+            log.info(
+                "stopped early: no better validation NLL than %s for %d epochs", state.best_nll, state.epochs_since_best
+            )
 
     def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint. A full disk does not end the training; only the last one must be written."""

@@ -30,8 +30,8 @@ from varlap.training.settings import FitSettings
 log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
-NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
-ADDED_LATER = {"momentum": 0.0}  # settings that earlier versions lacked, and what these did
+NOT_OF_THE_SPEC = {"sets_variances", "num_calls", "last_step", "compiled", "gradient_scale"}
+ADDED_LATER = {"momentum": 0.0, "validate_every": 1}  # settings that earlier versions lacked, and what these did
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
 
@@ -158,12 +158,18 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
             old = ADDED_LATER | old if part == "settings" else old
-            names = [name for name in (old.keys() | new.keys()) - NOT_COMPARED if old.get(name) != new.get(name)]
+            free = NOT_COMPARED | _free_of_consequence(new)
+            names = [name for name in (old.keys() | new.keys()) - free if old.get(name) != new.get(name)]
             called: dict[str, str] = {"fingerprint": "data of fingerprint"}  # which alone says nothing
             differences += [f"it has {_pair(called.get(n) or n, old.get(n), new.get(n))}" for n in sorted(names)]
         elif old != new:
             differences.append(f"it has {_pair(part, old, new)}")
     return differences
+
+
+def _free_of_consequence(settings: dict[str, Any]) -> set[str]:
+    """Return what changes nothing beside these settings: nobody goes by validations, or those of each epoch."""
+    return {"validate_every"} if (settings.get("patience"), settings.get("keep")) == (None, "last") else set()
 
 
 def _pair(name: str, old: Any, new: Any) -> str:

@@ -269,7 +269,10 @@ class TrainingStep:
                 torch.nn.utils.clip_grad_norm_(step.bnn.parameters(), step._clip_norm)
             with step._skipping(replay.unsound):
                 step.optimizer.step()
-            replay.update_variances()
+            if step.objective.sets_variances:
+                replay.update_variances()
+            else:
+                step.objective.update_variances(step.bnn, beta=replay.beta)
 
         return Compiled(
             self.objective,
