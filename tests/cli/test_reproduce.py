@@ -65,8 +65,12 @@ def test_a_budget_leaves_runs_for_the_same_command(tmp_path: Path):
 def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
     common = ["--set", "model=mlp", "--set", "precision=fp32", "--out", str(tmp_path), "--no-linearised", "--quiet"]
     grid = ["--set", "method=['map','vl']", "--data", "digits", "--set", "beta=[0.01, 0.1]", "--set", "num_train=200"]
-    assert "no sweep over β is finished" in _run("table-1", *grid, *common, "--final", status=2)
+    unfinished = "no sweep over β by the recipe paper is finished"
+    assert unfinished in _run("table-1", *grid, *common, "--final", status=2)
     _run("table-1", *grid, *common, "--epochs", "1")
+    denied = _run("table-1", *grid, *common, "--final", "--recipe", "sgd", status=2)
+    assert "by the recipe sgd is finished" in denied
+    assert "there are runs of --recipe paper too" in denied
     said = json.loads(_run("table-1", *grid, *common, "--final", "--epochs", "2", "--seeds", "2", "--json"))
     assert said["runs"] == said["computed"] >= 4
     (section,) = said["sections"]
@@ -94,6 +98,8 @@ def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
         (["miniature", "--set", "name=x"], "a run has no setting 'name'"),
         (["miniature", "--set", "metod=vl"], "a run has no setting 'metod'; did you mean 'method'?"),
         (["miniature", "--set", "method=vll"], "method = 'vll': did you mean 'vl'?"),
+        (["table-1", "--set", "method=v1"], "method = 'v1': choose 'map', 'vi' or 'vl'"),
+        (["miniature", "--set", "lr=none"], "lr = None must be a positive, finite number"),
         (["miniature", "--set", "beta"], "--set beta: give NAME=VALUE, such as --set batch_size=64"),
         (
             ["table-1", "--data", "fashion_mnist", "--set", "data=mnst"],
@@ -164,3 +170,10 @@ def test_ctrl_c_in_an_evaluation_is_told_of_and_the_training_is_kept(tmp_path: P
         said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
     assert (said.exit_code, said.stderr) == (130, "varlap: stopped by Ctrl-C; what a command has stored is kept\n")
     assert list((tmp_path / "running").glob("*/checkpoints/step-*"))
+
+
+def test_a_setting_of_a_recipe_can_be_left_out(tmp_path: Path):
+    command = ["miniature", "--recipe", "sgd", "--epochs", "1", "--no-linearised", "--quiet", "--out", str(tmp_path)]
+    _run(*command, "--set", "clip_norm=none", "--set", "method=map", "--set", "beta=0.1", "--set", "num_train=200")
+    (result,) = Store(tmp_path)
+    assert (result.spec.optimizer, result.spec.clip_norm) == ("SGD", None)

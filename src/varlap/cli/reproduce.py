@@ -53,7 +53,8 @@ def reproduce(
     ] = None,
     splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="any other setting of a run: NAME=VALUE; may be repeated")
+        list[str] | None,
+        typer.Option("--set", help="any other setting of a run: NAME=VALUE, or NAME=none; may be repeated"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -164,7 +165,9 @@ def _changes(
 
 
 def _value(text: str) -> Any:
-    """Read a value as TOML does; what is none there is a word."""
+    """Read a value as TOML does; what is no value there is a word, and "none" is no value at all."""
+    if text == "none":
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

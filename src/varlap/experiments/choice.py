@@ -171,9 +171,13 @@ def _not_finished(
     missing = [trial for trial in trials if nearest not in done.get(trial, {})]
     which = "of it" if nearest is None else f"of the one of {nearest[0]} epochs with seed {nearest[1]}"
     named = ", ".join(map(name, missing[:MOST_NAMED])) + (" and others" if len(missing) > MOST_NAMED else "")
+    recipe = trials[0].recipe
+    others = sorted({result.spec.recipe for result in store if result.spec.data == trials[0].data} - {recipe})
+    hint = f"; there are runs of --recipe {' and '.join(others)} too" if others else ""
     return (
-        f"{trials[0].data}: no sweep over β is finished; {which}, {len(trials) - len(missing)} of {len(trials)} runs "
-        f"are in {store.folder}; missing: {named}; run it without --final first, with fewer --epochs if you like"
+        f"{trials[0].data}: no sweep over β by the recipe {recipe} is finished; {which}, "
+        f"{len(trials) - len(missing)} of {len(trials)} runs are in {store.folder}{hint}; missing: {named}; "
+        "run it without --final first, with fewer --epochs if you like"
     )
 
 

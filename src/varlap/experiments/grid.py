@@ -128,6 +128,8 @@ def _with_own_betas(point: dict[str, Any]) -> list[dict[str, Any]]:
     for name in betas:
         if name not in methods:
             raise ConfigError(f"beta has values for {name!r}, which is no method; {did_you_mean(name, methods)}")
+    if method not in methods:
+        raise ConfigError(f"method = {method!r}: {did_you_mean(method, methods)}")
     if method not in betas:
         raise ConfigError(f"beta has no values for the method {method!r}; add {method} = [...] to [grid.beta]")
     return [point | {"beta": beta} for beta in _listed(f"beta.{method}", betas[method])]
