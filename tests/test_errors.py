@@ -129,7 +129,7 @@ def test_beta_that_is_no_temperature_is_refused(objective, beta):
         (lambda: varlap.Fisher(memory=1.0), r"Fisher\(memory=1\.0\) must be in \[0, 1\); 0\.9 averages about 10"),
         (lambda: varlap.Fisher(memory=-0.1), r"Fisher\(memory=-0\.1\) must be in \[0, 1\)"),
         (lambda: varlap.Fisher(batch_norm="own"), r"Fisher\(batch_norm='own'\): choose 'whole' or 'part'"),
-        (lambda: varlap.Fisher(gradient="full"), r"Fisher\(gradient='full'\): choose 'held' \(the paper's\), 'quiet' or"),
+        (lambda: varlap.Fisher(gradient="full"), r"Fisher\(gradient='full'\): choose 'held' \(the paper's\), 'quiet'"),
         (lambda: varlap.EmpiricalFisher(every=-1), r"EmpiricalFisher\(every=-1\) must be"),
         (lambda: varlap.EmpiricalFisher(fraction=2), r"EmpiricalFisher\(fraction=2\) must be"),
         (lambda: varlap.EmpiricalFisher(groups=-2), r"EmpiricalFisher\(groups=-2\) must be"),

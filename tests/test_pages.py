@@ -14,7 +14,7 @@ NAME = re.compile(r"(?<![\w./-])varlap(?:\.[A-Za-z_]\w*)+")  # varlap.fit, but n
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from"])
+@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from", "which-method"])
 def test_the_code_of_the_page_runs(page: str):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
     assert blocks

@@ -43,7 +43,8 @@ def sgd(
 
     Args:
         bnn: the network with its posterior.
-        lr: of the means. Softplus networks bear less than the 0.1 that is common for ReLU.
+        lr: of the means. For more than this default wide softplus networks want a warm-up and clipped gradients, as by
+            `fit(lr=0.2, warmup_epochs=..., clip_norm=1.0)` at batches of 256.
         momentum: of the means; 0 is plain SGD.
         log_sigma_lr: Adam's, for log σ.
         fused: whether both are torch's fused ones; by default on CUDA.
