@@ -174,6 +174,8 @@ def test_ctrl_c_in_an_evaluation_is_told_of_and_the_training_is_kept(tmp_path: P
 
 def test_a_setting_of_a_recipe_can_be_left_out(tmp_path: Path):
     command = ["miniature", "--recipe", "sgd", "--epochs", "1", "--no-linearised", "--quiet", "--out", str(tmp_path)]
-    _run(*command, "--set", "clip_norm=none", "--set", "method=map", "--set", "beta=0.1", "--set", "num_train=200")
+    command += ["--set", "clip_norm=none", "--set", "method=map", "--set", "beta=0.1", "--set", "num_train=200"]
+    assert "none was trained" not in _run(*command)
+    assert f"1 of 1 runs were in {tmp_path}; none was trained" in _run(*command).replace("\n", "")
     (result,) = Store(tmp_path)
     assert (result.spec.optimizer, result.spec.clip_norm) == ("SGD", None)

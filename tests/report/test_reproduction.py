@@ -85,7 +85,7 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
     assert cell.value == pytest.approx(0.3625)
     assert cell.shown_range == "± 0.0058"  # 0.01/√3
     assert "test_nll" not in [column.key for column in table.columns]
-    assert "which no sweep in this store has chosen" in how_beta_was_chosen(sweep)  # as far as is known
+    assert "which no finished sweep of all of them has chosen" in how_beta_was_chosen(sweep)  # as far as is known
 
 
 def test_the_final_table_shows_exactly_the_runs_that_were_chosen_for_it():

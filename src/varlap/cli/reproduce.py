@@ -224,5 +224,9 @@ def _tell(
     if outcome.left:
         number = len(outcome.left)
         console.print(f"{number} {'run is' if number == 1 else 'runs are'} left; the same command carries on")
+    if outcome.results and not outcome.num_computed and not outcome.left:
+        console.print(
+            f"{len(outcome.results)} of {len(specs)} runs were in {store.folder}; none was trained", markup=False
+        )
     if page is not None:
         console.print(f"[bold]{page.resolve().as_uri()}[/]", soft_wrap=True)

@@ -62,6 +62,7 @@ def tell_of_untrained_variances(bnn: BNN) -> None:
     if all(float(change.abs().max()) < 1e-5 for change in moved):
         _told.add(bnn)
         log.warning(
-            "the variances are those of the start: MAP does not train them, so what draws of the weights leave open "
-            "means nothing; set them by varlap.laplace(bnn, data), or train by varlap.VL or varlap.VI"
+            "the variances are those of the start: MAP does not train them, nor does VL in closed form without "
+            "update_variances, so what draws of the weights leave open means nothing; set them by "
+            "varlap.laplace(bnn, data), or train by varlap.VL or varlap.VI"
         )

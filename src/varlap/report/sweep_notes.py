@@ -96,8 +96,8 @@ def _chosen_here(sweep: Sweep) -> str:
     trials = {key: choice.num_trials for key, choice in sweep.choices().items()}
     if set(trials.values()) == {1}:
         return (
-            "One β for each method, which no sweep in this store has chosen. The paper's are the best values over its "
-            "β, as its caption says."
+            "One β for each method, which no finished sweep of all of them has chosen. The paper's are the best values "
+            "over its β, as its caption says."
         )
     share = f"{sweep.spec.validation:.0%} of the training images"
     words = (

@@ -56,7 +56,7 @@ def fit(
             the type of the weights.
         weights: one for each item of a tuple (x, y), which multiplies its log-likelihood; their square root enters the
             sampled gradient. N stays the objective's `num_data`.
-        validation: data to score after each epoch, in any of these forms.
+        validation: data to score after each epoch, or after every `validate_every`-th, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
             `varlap.data.crop_and_flip`. Random transforms belong here: inside a Dataset they draw from torch's global
             generator, and a run that is carried on does not repeat them.

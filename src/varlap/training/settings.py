@@ -51,7 +51,7 @@ class FitSettings:
     validate_every: int = 1
     """epochs between validations; the last epoch always has one"""
     patience: int | None = None
-    """stop after so many epochs without a better validation NLL; None never stops early"""
+    """stop after so many epochs, validated or not, without a better validation NLL; None never stops early"""
     keep: Literal["last", "best"] = "last"
     """which weights to end with: the last, or those of the best validation NLL"""
     on_nonfinite: Literal["raise", "skip"] = "raise"
@@ -79,7 +79,7 @@ class FitSettings:
         for name, least in counts.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"fit({name}={value}) must be a whole number, at least {least}")
+                raise ConfigError(f"fit({name}={value!r}) must be a whole number, at least {least}")
         for name in ("lr", "log_sigma_lr_multiplier", "clip_norm"):
             value = getattr(self, name)
             if value is None and name == "clip_norm":
