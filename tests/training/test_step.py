@@ -253,3 +253,24 @@ def test_an_objective_of_ones_own_sets_variances_in_compiled_steps_too(monkeypat
     for number in range(3):
         step(x, y, number=number)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"prior": varlap.EmpiricalBayesPrior()}, {"variances": "one"}], ids=["prior", "one"]
+)
+def test_traced_closed_form_variances_follow_learnt_scales_and_shared_variances(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiled, "compile_graph", _uncompiled)
+    states = []
+    for compile_it in (False, True):
+        bnn, x, y = CASES[0].make(**options)
+        before = {name: value.clone() for name, value in bnn.state_dict().items()}
+        step = varlap.TrainingStep(bnn, OBJECTIVES["closed-form"](), varlap.adam(bnn, 1e-2), compiled=compile_it)
+        for number in range(5):
+            step(x, y, number=number)
+        states.append(bnn.state_dict())
+        moved = {name.split(".")[0] for name, value in bnn.state_dict().items() if not torch.equal(value, before[name])}
+        assert moved >= {"network", "log_sigma"} | ({"prior_scale"} if "prior" in options else set())
+    for one, other in zip(states[0].values(), states[1].values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
