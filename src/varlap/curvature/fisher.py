@@ -172,8 +172,8 @@ def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     """Eq. 26 as Jᵀu, whose derivative leaves u = ∂ log p(ỹ | outputs)/∂outputs as it is.
 
     With held labels the derivative of Jᵀu has two parts. That of u is −JᵀΛJ, with Λ = −∂² log p/∂outputs²: where Λ does
-    not depend on the label, its product with σ² Jᵀu has mean zero, since u has, and only adds noise that grows with
-    the batch. That of Jᵀ is all that counts.
+    not depend on the label, its product with σ² Jᵀu has mean zero, since u has, and only adds noise. That of Jᵀ is
+    all that counts.
     """
     means = {id(mean) for mean in bnn.means().values()}
     own = bnn.likelihood.parameters() if isinstance(bnn.likelihood, nn.Module) else ()
@@ -203,7 +203,7 @@ def is_canonical(likelihood: Any) -> bool:
     (True, False, False)
     """
     kinds = type(likelihood).__mro__
-    own = "canonical" in vars(likelihood)
+    own = "canonical" in getattr(likelihood, "__dict__", {})
     definer = next((kind for kind in kinds if {"canonical", "log_prob"} & vars(kind).keys()), None)
     return getattr(likelihood, "canonical", False) is True and (own or "canonical" in vars(definer))
 

@@ -196,8 +196,8 @@ class Loop:
         means, log_sigma = self.optimizer.param_groups
         row |= {"lr": float(means["lr"]), "lr_log_sigma": float(log_sigma["lr"])}
         row |= describe_variances(self.bnn)
-        due = (epoch + 1) % self.settings.validate_every == 0 or epoch + 1 == self.settings.epochs
-        if self.validation is not None and due:
+        to_validate = (epoch + 1) % self.settings.validate_every == 0 or epoch + 1 == self.settings.epochs
+        if self.validation is not None and to_validate:
             scores = self._validated(epoch)
             row |= {f"validation_{name}": value for name, value in scores.items()}
             self._judge(scores["nll"])
