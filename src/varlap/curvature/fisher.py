@@ -19,7 +19,7 @@ from varlap.curvature.protocol import (
     weight_of_every,
 )
 from varlap.errors import ConfigError
-from varlap.likelihoods.protocol import normal_like
+from varlap.likelihoods.protocol import is_canonical, normal_like
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, draw
@@ -190,22 +190,6 @@ def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     with torch.enable_grad():  # u depends on the likelihood's own parameters, which get the true gradient
         (score,) = torch.autograd.grad(_weighted_sum(bnn, detached, labels), outputs, create_graph=create_graph)
     return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)
-
-
-def is_canonical(likelihood: Any) -> bool:
-    """Whether a likelihood says `canonical` of its `log_prob`; one that inherits the word with another one does not.
-
-    >>> from varlap import Bernoulli, Heteroscedastic
-    >>> class Probit(Bernoulli):
-    ...     def log_prob(self, outputs, targets):
-    ...         return torch.special.log_ndtr(outputs * (2 * targets - 1)).sum(1)
-    >>> is_canonical(Bernoulli()), is_canonical(Heteroscedastic()), is_canonical(Probit())
-    (True, False, False)
-    """
-    kinds = type(likelihood).__mro__
-    own = "canonical" in getattr(likelihood, "__dict__", {})
-    definer = next((kind for kind in kinds if {"canonical", "log_prob"} & vars(kind).keys()), None)
-    return getattr(likelihood, "canonical", False) is True and (own or "canonical" in vars(definer))
 
 
 def reparameterised_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:

@@ -56,6 +56,22 @@ class Likelihood(Protocol):
         ...
 
 
+def is_canonical(likelihood: Any) -> bool:
+    """Whether a likelihood says `canonical` of its `log_prob`; one that inherits the word with another one does not.
+
+    >>> from varlap import Bernoulli, Heteroscedastic
+    >>> class Probit(Bernoulli):
+    ...     def log_prob(self, outputs, targets):
+    ...         return torch.special.log_ndtr(outputs * (2 * targets - 1)).sum(1)
+    >>> is_canonical(Bernoulli()), is_canonical(Heteroscedastic()), is_canonical(Probit())
+    (True, False, False)
+    """
+    kinds = type(likelihood).__mro__
+    own = "canonical" in getattr(likelihood, "__dict__", {})
+    definer = next((kind for kind in kinds if {"canonical", "log_prob"} & vars(kind).keys()), None)
+    return getattr(likelihood, "canonical", False) is True and (own or "canonical" in vars(definer))
+
+
 def variances_of(covariance: Tensor, mean: Tensor) -> Tensor:
     """Return the diagonal of each item's covariance [S, D, D] in the shape of the mean.
 
