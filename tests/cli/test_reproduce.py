@@ -50,6 +50,7 @@ def test_the_miniature_killed_and_restarted_computes_nothing_twice_and_writes_it
     shown = " ".join(_run(*command).split())
     assert "Table 1: digits, miniature recipe" in shown
     assert "β is chosen by the NLL of 20% of the training images" in shown
+    assert "Runs that shared a device slowed each other." in shown
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == after
 
 

@@ -464,6 +464,21 @@ def test_data_that_are_not_there_are_named_before_anything_runs(tmp_path: Path, 
     assert not os.path.exists(tmp_path / "store")
 
 
+def test_a_grid_that_the_store_has_needs_no_data_unless_a_diverged_run_is_to_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    store, specs = Store(tmp_path / "store"), [RunSpec("svhn", "map", beta) for beta in (0.1, 1.0)]
+    store.put(made_result("map", 0.1, data="svhn", epochs=200))
+    with pytest.raises(ConfigError, match="svhn: no such data in"):
+        run_grid(specs, store)
+    store.put(Result(specs[1], {}, {}, {}, 1.0, failure="the loss is NaN"))
+    outcome = run_grid(specs, store)
+    assert (len(outcome.results), outcome.num_computed, outcome.left) == (2, 0, [])
+    with pytest.raises(ConfigError, match="svhn: no such data in"):
+        run_grid(specs, store, again=True)
+
+
 def _images(name: str) -> tuple[ArrayData, Normaliser]:
     images = torch.zeros(64, 3, 16, 16, dtype=torch.uint8)
     images[..., :4] = 255  # bright on the left

@@ -103,15 +103,14 @@ def reproduce(
         own = experiment.name in ("miniature", "figure-2") or what.endswith(".toml")
         store = Store(out or Path("runs") / (experiment.name if own else "paper"))
         _make_folder(store)
-        check_data(experiment.specs)
         chosen_device = choose_device(device)
         progress = GridProgress(quiet=quiet or as_json)
-        specs = experiment.specs
-        if final:
-            chosen = final_runs(specs, store)
-            specs = chosen.specs
-            record(chosen.lines, store)
-            for line in chosen.chosen:
+        choice = final_runs(experiment.specs, store) if final else None
+        specs = experiment.specs if choice is None else choice.specs
+        check_data(specs, store, again)
+        if choice is not None:
+            record(choice.lines, store)
+            for line in choice.chosen:
                 progress.say(line)
         outcome = run_grid(
             specs,

@@ -53,7 +53,7 @@ def run_grid(
     >>> [run_grid([spec], store).num_computed for _ in range(2)]
     [1, 0]
     """
-    check_data(specs)
+    check_data(specs, store, again)
     shown = GridProgress(quiet=True) if progress is None else progress
     began, outcome = clock(), Outcome()
     known = {spec: found for spec in specs if (found := _known(spec, store, again)) is not None}
@@ -187,9 +187,9 @@ class Expectation:
         return [(*size, spec.method, spec.curvature), size]
 
 
-def check_data(specs: Sequence[RunSpec]) -> None:
-    """Refuse a grid whose data are not all there, before anything runs."""
-    wanted = dict.fromkeys(spec.data for spec in specs)
+def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> None:
+    """Refuse a grid whose data are not all there, before anything runs; what the store has needs none."""
+    wanted = dict.fromkeys(spec.data for spec in specs if _known(spec, store, again) is None)
     missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]
     if missing:
         here = [data for data in wanted if data not in missing]

@@ -21,6 +21,7 @@ from varlap.report.sweeps import Sweep, sweeps, table_1, table_2, table_of_all_w
 from varlap.report.tables import Table, markdown_text
 
 FIRST = "Table 1"
+TIMES = "Table 2"
 """the heading of the table whose note says how β was chosen"""
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
 
@@ -121,7 +122,7 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             "the other images; where these differ between rows, no row is the best.",
         )
     if (times := table_2(part)).rows:
-        found["Table 2"] = times, how_it_was_timed(part)
+        found[TIMES] = times, how_it_was_timed(part)
     return found
 
 

@@ -1,5 +1,6 @@
 """Figures 1 and 2 of the paper, and how the chosen runs learn, from the results of `varlap reproduce`."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood",
 _FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
 _NAMES = {"vi": "VI", "vl": "VL"}
 _COLOURS = {"vl": 0, "vi": 1, "map": 3}  # as in Figure 1
+LABEL_WIDTH = 0.13  # of a tick, as a part of the axis
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
 
@@ -224,8 +226,24 @@ def _xy(values: dict[float, float]) -> tuple[list[float], list[float]]:
 
 def _log_axis(ax: "Axes", ticks: Sequence[float]) -> None:
     ax.set_xscale("log")
-    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_xticks(ticks, tick_labels(ticks))
     ax.minorticks_off()
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Label ticks of a log axis, in order; one whose label would run into the last one has none.
+
+    >>> tick_labels([0.003, 0.005, 0.01, 0.3])
+    ['0.003', '', '0.01', '0.3']
+    """
+    width = LABEL_WIDTH * math.log(ticks[-1] / ticks[0])
+    labels: list[str] = []
+    last = 0.0
+    for tick in ticks:
+        fits = last == 0.0 or math.log(tick / last) >= width
+        labels.append(f"{tick:g}" if fits else "")
+        last = tick if fits else last
+    return labels
 
 
 def _drawn(name: str, draw: Callable[[], "Axes"], alt: str, caption: str) -> Drawn:
