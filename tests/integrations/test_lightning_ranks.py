@@ -109,6 +109,7 @@ def _enter(rank: int, port: int, folder: str) -> None:
     warnings.filterwarnings("ignore")
     _train_both_ways(Path(folder))
     dist.barrier()
+    dist.destroy_process_group()  # whose threads would abort a process that ends before them
 
 
 def test_two_ranks_train_as_those_of_fit_draw_their_own_labels_and_score_together(tmp_path: Path):
