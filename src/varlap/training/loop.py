@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 AT_THE_PRIOR = 0.95  # a weight whose σ is at least so much of its prior's s has learnt nothing
 RUNAWAY = 100.0  # σ/s beyond which the variances have lost their footing
-STEPS_BETWEEN_VALUES = 20
+SECONDS_BETWEEN_VALUES = 0.5  # to read one waits for the device, which then has nothing to do for a while
 VALIDATION_SCORES = ("nll", "accuracy", "ece", "rmse")  # cheap ones, each epoch; those that apply
 
 
@@ -90,11 +90,14 @@ class Loop:
             on_nonfinite=settings.on_nonfinite,
         )
         self._state = RunState(sums=_zero_sums(self.bnn.device), gradient_scale=self._step.gradient_scale)
+        # Made once, since to write a Python number into a tensor of a GPU waits for the GPU.
+        self._skipped = torch.eye(len(SUMS))[SUMS.index("skipped")].to(self._state.sums)
+        self._counts = torch.tensor([1.0, 0.0]).to(self._state.sums)  # of items and of skipped steps
         self._history = History(settings)
         self._outputs: Any = None
         self._total = settings.epochs * self.source.steps_per_epoch
         self._deadline = math.inf if self.time_limit_s is None else time.monotonic() + self.time_limit_s
-        self._saved_at = -math.inf
+        self._saved_at = self._shown_at = -math.inf
 
     def carry_on(self, out: Path) -> None:
         """Go to where the folder's newest checkpoint was, on every rank."""
@@ -143,7 +146,7 @@ class Loop:
             last_of_epoch = state.step % self.source.steps_per_epoch == 0
             if requested := self._own_request(stop) if self.world is None else self._step.request:
                 if last_of_epoch:
-                    self._end_epoch(epoch, time.perf_counter() - started)
+                    self._end_epoch(epoch, started)
                 self._save(last=True)
                 if requested == TIME_IS_UP:
                     if self._is_finished:
@@ -159,7 +162,7 @@ class Loop:
                 f"epoch {epoch} had {num_batches} batches, not {self.source.steps_per_epoch}; a loader must give as "
                 "many in every epoch as its length says"
             )
-        self._end_epoch(epoch, time.perf_counter() - started)
+        self._end_epoch(epoch, started)
 
     def _take(self, x: Any, y: Any, weights: Tensor | None, stop: StopRequests) -> None:
         bnn, state, number = self.bnn, self._state, self._state.step
@@ -176,20 +179,22 @@ class Loop:
         values = self._step.take(x, y, number=number, weights=weights)
         log_likelihood, curvature, kl, sound = values
         elbo = combine(log_likelihood, curvature, kl, self.objective.beta_at(number))
-        row = torch.stack([elbo, log_likelihood, curvature, kl, torch.ones_like(kl), torch.zeros_like(kl)])
-        skipped = torch.zeros_like(row)
-        skipped[-1] = 1
-        state.sums += torch.where(sound > 0, num_items * row, skipped).to(state.sums)
+        row = torch.cat([elbo[None], values[:3], self._counts])
+        state.sums += torch.where(sound > 0, num_items * row, self._skipped)
         state.step += 1
-        shown = {"elbo": float(elbo), "nll": -float(log_likelihood)} if number % STEPS_BETWEEN_VALUES == 0 else None
+        shown = None
+        if time.monotonic() - self._shown_at >= SECONDS_BETWEEN_VALUES:
+            shown = {"elbo": float(elbo), "nll": -float(log_likelihood)}
+            self._shown_at = time.monotonic()
         num_ranks = 1 if self.world is None else self.world.size
         self.progress.step(number, num_items * num_ranks, shown)
 
-    def _end_epoch(self, epoch: int, seconds: float) -> None:
+    def _end_epoch(self, epoch: int, started: float) -> None:
         state = self._state
         self._step.check()
         row: dict[str, float] = {"epoch": epoch, "step": state.step}
-        sums = dict(zip(SUMS, state.sums.tolist(), strict=True))
+        sums = dict(zip(SUMS, state.sums.tolist(), strict=True))  # waits for the last steps, whose time counts too
+        seconds = time.perf_counter() - started
         for name in ("elbo", "log_likelihood", "curvature", "kl"):
             row[name] = sums[name] / sums["items"] if sums["items"] else math.nan
         row["skipped"] = sums["skipped"]
