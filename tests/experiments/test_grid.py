@@ -87,6 +87,11 @@ def test_the_papers_numbers_are_all_there():
         ({"warmup": -0.1}, "warmup = -0.1 must be the part of the training over which the learning rate rises"),
         ({"beta_warmup": 1.0}, "beta_warmup = 1.0 must be the part of the training over which β rises, such as 0.3"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': did you mean 'SGD'?"),
+        (
+            {"variances": "closed-form", "log_sigma_lr_multiplier": 3},
+            "log_sigma_lr_multiplier = 3 would change nothing: VL learns no log σ where variances = 'closed-form'; set "
+            "variances = 'learnt' too",
+        ),
         ({"recipe": "../x"}, "becomes part of a file's name"),
     ],
 )

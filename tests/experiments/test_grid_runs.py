@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
 from varlap.experiments.augmentation import augmentation
 from varlap.experiments.grid import Experiment
+from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
@@ -121,6 +123,33 @@ def test_a_way_that_gives_nan_is_left_out_and_the_run_is_kept(tmp_path: Path, mo
     monkeypatch.setattr("varlap.experiments.ways.evaluate", nan_by("mean"))
     with pytest.raises(NonFiniteError):
         run(SPEC, Store(tmp_path))
+
+
+def test_a_training_outlives_a_curvature_that_is_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def laplace(*_: object, **__: object):
+        raise NonFiniteError("the Fisher diagonal holds NaN")
+
+    monkeypatch.setattr("varlap.experiments.ways.laplace", laplace)
+    for method in ("map", "vl"):
+        kept = run(dataclasses.replace(SPEC, method=method), Store(tmp_path))
+        assert (set(kept.test), kept.failure) == ({"mean", "scaled"}, None)
+
+
+def test_a_bar_tells_the_time_left_of_a_first_run_by_its_own_pace(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("varlap.experiments.grid_progress.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = GridProgress(stream=stream)
+    shown.begin(num_runs=2, num_done=0)
+    shown.begin_run("digits vl β 0.1", lambda share: None)
+    shown.start(num_epochs=10, steps_per_epoch=20, first_step=100)  # carried on in the middle
+    now[0] = 60.0
+    shown.step(119, 128, None)
+    shown.end()
+    assert "4 min left of this run" in stream.getvalue()  # 20 steps took a minute, and 80 are left
 
 
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -133,8 +133,9 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path: Path, 
 @pytest.mark.parametrize("stop_at", [7, 9])  # in the middle of an epoch, and before its smaller last batch
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "SGD", "momentum": 0.9}], ids=["Adam", "SGD"])
 def test_a_compiled_run_on_a_gpu_is_bitwise_equal_to_an_uninterrupted_one(
-    tmp_path: Path, stop_at: int, make_bnn: Any, settings: dict[str, Any]
+    tmp_path: Path, stop_at: int, make_bnn: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # else its kernels are chosen by their times
     alone, carried_on = make_bnn().cuda(), make_bnn().cuda()
     rows = _rows(_fit(alone, out=tmp_path / "alone", save_every=1, **settings))
     with pytest.raises(Stopped):

@@ -1,5 +1,6 @@
 """MAP, temperature scaling, Laplace, VI and VL from the same start, each as good as held-out images can make it."""
 
+import functools
 import math
 import time
 import warnings
@@ -15,6 +16,7 @@ from varlap.errors import ConfigError, VarlapWarning
 from varlap.experiments.assessment import assess, draw_figures
 from varlap.experiments.evaluation import Evaluated
 from varlap.experiments.image_task import ImageTask
+from varlap.experiments.ways import set_best_variances
 from varlap.metrics import evaluate
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN
@@ -129,14 +131,9 @@ class Comparison:
 
     def _laplace(self, bnn: BNN) -> tuple[Any, float]:
         """Set Laplace's variances for the β of the best held-out NLL."""
-        fisher = laplace(bnn, self.task.training, batch_size=512)
-        nlls = {}
-        for beta in LAPLACE_BETAS:
-            bnn.set_optimal_variances(fisher, len(self.task.training[1]), beta)
-            nlls[beta] = self._held_out_nll(bnn, "linearised")
-        best = min(LAPLACE_BETAS, key=nlls.__getitem__)
-        bnn.set_optimal_variances(fisher, len(self.task.training[1]), best)
-        return fisher, best
+        fisher, num_data = laplace(bnn, self.task.training, batch_size=512), len(self.task.training[1])
+        nll_fn = functools.partial(self._held_out_nll, bnn, "linearised")
+        return fisher, set_best_variances(bnn, fisher, num_data, LAPLACE_BETAS, nll_fn)[0]
 
     def _held_out_nll(self, bnn: BNN, how: How) -> float:
         with warnings.catch_warnings():

@@ -39,6 +39,7 @@ class GridProgress:
         self._name = ""
         self._left_fn: LeftFn = lambda _: None
         self._steps, self._steps_done = 1, 0
+        self._first_step, self._began = 0, 0.0
         self._due = 0.0
 
     def begin(self, num_runs: int, num_done: int) -> None:
@@ -81,7 +82,8 @@ class GridProgress:
     def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
         """Begin a training."""
         self._steps = num_epochs * (steps_per_epoch or 1)
-        self._steps_done = first_step
+        self._steps_done = self._first_step = first_step
+        self._began = time.monotonic()
         self._draw(first_step)
 
     def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:  # noqa: ARG002
@@ -107,12 +109,21 @@ class GridProgress:
         if self._bar is None:
             return
         share = steps_done / self._steps
-        left = self._left_fn(share)
         self._bar.update(
             self._bar.task_ids[0],
             completed=self._num_done + share,
             label=f"run {min(self._num_done + 1, self._num_runs)}/{self._num_runs}  {doing}{self._name}",
-            text="" if left is None else f"{duration(left)} left",
+            text=self._left(steps_done),
         )
         self._bar.refresh()
         self._due = time.monotonic() + REFRESH_S
+
+    def _left(self, steps_done: int) -> str:
+        """Say how long the whole will take, or, where runs like the others are not known yet, this run's training."""
+        left = self._left_fn(steps_done / self._steps)
+        if left is not None:
+            return f"{duration(left)} left"
+        if not self._first_step < steps_done < self._steps:
+            return ""
+        pace = (time.monotonic() - self._began) / (steps_done - self._first_step)
+        return f"{duration(pace * (self._steps - steps_done))} left of this run"

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,9 @@ Schedule = Literal["milestones", "cosine"]
 Optimizer = Literal["Adam", "SGD"]
 Precision = Literal["fp32", "bf16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
+Curvature = Literal["exact", "default"]
+Gradient = Literal["held", "quiet", "whole"]
+Variances = Literal["learnt", "closed-form"]
 
 _BELOW_ONE = {
     "momentum": "at least 0 and below 1; 0.9 is usual",
@@ -23,6 +26,18 @@ _BELOW_ONE = {
     "warmup": "the part of the training over which the learning rate rises, such as 0.05",
     "validation": "a part of the training images, such as 0.1",
 }
+_CHOICES: dict[str, Sequence[str]] = {
+    "data": KNOWN_NAMES,
+    "method": get_args(Method),
+    "schedule": get_args(Schedule),
+    "optimizer": get_args(Optimizer),
+    "precision": get_args(Precision),
+    "model": get_args(Model),
+    "curvature": get_args(Curvature),
+    "gradient": get_args(Gradient),
+    "variances": get_args(Variances),
+}
+_USUAL_MULTIPLIER = 10.0
 _ALWAYS = ("data", "method", "beta", "seed", "recipe")  # what a run is called by
 
 
@@ -60,12 +75,12 @@ class RunSpec:
     clip_norm: float | None = None
     """the largest norm that all gradients may have together"""
     batch_size: int = 128
-    log_sigma_lr_multiplier: float = 10.0
-    curvature: Literal["exact", "default"] = "exact"
+    log_sigma_lr_multiplier: float = _USUAL_MULTIPLIER
+    curvature: Curvature = "exact"
     """of VL: the paper's, or the library's, of a sixteenth of the images whatever the batch size is"""
-    gradient: Literal["held", "quiet", "whole"] = "held"
+    gradient: Gradient = "held"
     """of VL's curvature: of held labels, as the paper's; the same with less noise; or the whole one"""
-    variances: Literal["learnt", "closed-form"] = "learnt"
+    variances: Variances = "learnt"
     """of VL: by the optimizer, as the paper's, or in closed form"""
     beta_warmup: float | None = None
     """part of the training over which β rises from zero; None: 0.3 with variances in closed form, else none"""
@@ -82,11 +97,7 @@ class RunSpec:
     """whether MAP and VL are evaluated by linearised predictions too, which cost as much as some epochs"""
 
     def __post_init__(self) -> None:
-        choices = {"data": KNOWN_NAMES, "method": get_args(Method), "schedule": get_args(Schedule)}
-        choices |= {"model": get_args(Model), "precision": get_args(Precision), "curvature": ("exact", "default")}
-        choices |= {"optimizer": get_args(Optimizer), "gradient": ("held", "quiet", "whole")}
-        choices |= {"variances": ("learnt", "closed-form")}
-        for name, allowed in choices.items():
+        for name, allowed in _CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ConfigError(f"{name} = {value!r}: {did_you_mean(value, allowed)}")
         for name in ("beta", "lr", "log_sigma_lr_multiplier", "prior_scale", "clip_norm"):
@@ -117,6 +128,12 @@ class RunSpec:
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if self.momentum and self.optimizer != "SGD":
             raise ConfigError(f"momentum = {self.momentum:g} is SGD's; set optimizer = 'SGD' too")
+        learns_no_variances = self.method == "vl" and self.variances == "closed-form"
+        if learns_no_variances and self.log_sigma_lr_multiplier != _USUAL_MULTIPLIER:
+            raise ConfigError(
+                f"log_sigma_lr_multiplier = {self.log_sigma_lr_multiplier:g} would change nothing: VL learns no log σ "
+                "where variances = 'closed-form'; set variances = 'learnt' too"
+            )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RunSpec":

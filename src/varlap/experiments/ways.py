@@ -3,7 +3,7 @@
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,7 +98,11 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
         temperature = fit_temperature(bnn, task.held_out)
     score("scaled", {"temperature": temperature}, temperature=temperature)
     if spec.linearised and spec.method != "vi":
-        beta = _choose_variances(bnn, spec, task, task.held_out)
+        try:
+            beta = _choose_variances(bnn, spec, task, task.held_out)
+        except NonFiniteError as error:  # a training is not lost for its curvature
+            log.warning("%s is left out: %s", NAMES[spec.method, "linearised"], error)
+            return found
         fitted = {} if beta is None else {"laplace_beta": beta, LEAST: min(LAPLACE_BETAS), MOST: max(LAPLACE_BETAS)}
         score("linearised", fitted, how="linearised", num_samples=NUM_DRAWS)
     return found
@@ -131,19 +135,35 @@ def _choose_variances(bnn: BNN, spec: RunSpec, task: ImageTask, held_out: Pair) 
             return math.inf
 
     trained = {name: value.detach().clone() for name, value in bnn.log_sigma.items()}
-    nlls: dict[float | None, float] = {None: nll()} if spec.method == "vl" else {}
+    trained_nll = nll() if spec.method == "vl" else math.inf
     large = task.chosen_model == "preact-resnet-18"
     part = tuple(part[:MOST_FOR_FISHER] for part in task.training) if large else task.training
     num_data = len(task.training[1])
     labels = "sampled-fisher" if large else "fisher"
     fisher = laplace(bnn, part, curvature=labels, num_data=num_data, batch_size=512)
-    for beta in LAPLACE_BETAS:
+    beta, best_nll = set_best_variances(bnn, fisher, num_data, LAPLACE_BETAS, nll)
+    if best_nll < trained_nll or spec.method != "vl":
+        return beta
+    for name, value in trained.items():
+        bnn.log_sigma[name].data.copy_(value)
+    return None
+
+
+def set_best_variances(
+    bnn: BNN, fisher: Mapping[str, Tensor], num_data: int, betas: Sequence[float], nll_fn: Callable[[], float]
+) -> tuple[float, float]:
+    """Set Laplace's variances for the β of the least NLL; return both.
+
+    >>> import torch
+    >>> bnn = BNN(torch.nn.Linear(1, 1, bias=False))
+    >>> fisher = {"weight": torch.ones(1, 1)}
+    >>> set_best_variances(bnn, fisher, 10, (0.1, 1.0), lambda: bnn.log_sigma["weight"].exp().item() ** 2)
+    (0.1, 0.00995...)
+    """
+    nlls = {}
+    for beta in betas:
         bnn.set_optimal_variances(fisher, num_data, beta)
-        nlls[beta] = nll()
+        nlls[beta] = nll_fn()
     best = min(nlls, key=nlls.__getitem__)
-    if best is not None:
-        bnn.set_optimal_variances(fisher, num_data, best)
-    else:
-        for name, value in trained.items():
-            bnn.log_sigma[name].data.copy_(value)
-    return best
+    bnn.set_optimal_variances(fisher, num_data, best)
+    return best, nlls[best]

@@ -159,9 +159,10 @@ class Compiled:
         """Warm up and capture; running statistics and memories are put back afterwards."""
         own = {id(parameter) for parameter in context.bnn.parameters()}
         moved = [(t, t.clone()) for t in self._main.traced.state.values() if id(t) not in own]
-        # Let cuDNN try all of its kernels once: this step will run many times.
+        # Let cuDNN try all of its kernels once: this step will run many times. Another time another one may be the
+        # fastest, so one who asks for the same bits gets those that it would take untried.
         cudnn = torch.backends.cudnn
-        kernels = cudnn.flags(cudnn.enabled, True, 0, cudnn.deterministic, cudnn.allow_tf32)
+        kernels = cudnn.flags(cudnn.enabled, not cudnn.deterministic, 0, cudnn.deterministic, cudnn.allow_tf32)
         try:
             with torch.cuda.device(self._device), kernels:
                 stream = torch.cuda.Stream()
