@@ -61,6 +61,17 @@ BY_SGD: dict[str, dict[str, Key]] = {
     }
     for data, of_map, of_vi, of_vl in (("CIFAR-10", 2.72, 4.04, 0.92), ("Fashion-MNIST", 1.92, 1.96, 0.99))
 }
+BY_THE_PAPER: dict[str, Key] = {
+    "VL": ("vl", "mean"),
+    "VI, mean network": ("vi", "mean"),
+    "VI, 10 samples": ("vi", "sampled"),
+    "MAP": ("map", "mean"),
+    "MAP with a temperature, 2.04": ("map", "scaled"),
+    "MAP, linearised Laplace": ("map", "linearised"),
+    "VI with a temperature, 3.31": ("vi", "scaled"),
+    "VL with a temperature, 0.85": ("vl", "scaled"),
+    "VL, linearised": ("vl", "linearised"),
+}
 STORED = {"CIFAR-10": "cifar10", "Fashion-MNIST": "fashion_mnist"}
 
 
@@ -89,6 +100,62 @@ def test_a_row_by_sgd_is_what_the_results_say(data: str, name: str, key: Key):
     _check_row(section, name, key, _sweep(200, data, "sgd"))
 
 
+@pytest.mark.parametrize(("name", "key"), BY_THE_PAPER.items())
+def test_a_row_by_the_papers_recipe_is_what_the_results_say(name: str, key: Key):
+    _check_row(_section("### The paper's recipe, 200 epochs"), name, key, _sweep(200, recipe="paper"))
+
+
+def test_by_the_papers_recipe_vl_is_ahead_of_the_papers_rows_in_every_score_and_of_all_in_nll_and_accuracy():
+    choices = _sweep(200, recipe="paper").choices()
+    ours = choices["vl", "mean"].by_validation[0].test["mean"]
+    for (method, way), choice in choices.items():
+        assert choice.num_trials == 1
+        if method != "vl":
+            theirs = choice.by_validation[0].test[way]
+            assert ours["nll"] < theirs["nll"] - 0.0335
+            assert ours["accuracy"] > theirs["accuracy"]
+            assert (ours["ece"] < theirs["ece"]) == (way != "scaled")
+    nll, accuracy, ece = paper_numbers("table-1")["cifar10"]["VL"]
+    assert ours["nll"] < nll
+    assert ours["accuracy"] > accuracy
+    assert ours["ece"] < ece
+    told = re.search(r"lead in NLL is ([\d.]+) over VI's samples and ([\d.]+) over MAP", PAGE)
+    assert told is not None
+    for key, number in zip((("vi", "sampled"), ("map", "mean")), told.groups(), strict=True):
+        theirs = choices[key].by_validation[0].test[key[1]]
+        assert theirs["nll"] - ours["nll"] == pytest.approx(float(number), abs=6e-4)
+
+
+def test_what_the_page_says_of_training_and_held_out_images_by_the_papers_recipe_is_so():
+    told = re.search(
+        r"to an NLL of ([\d.]+) and ([\d.]+) at the end, and their held-out NLL rises, from ([\d.]+) and ([\d.]+) "
+        r"after 104 epochs to ([\d.]+) and ([\d.]+)\. VL stops at ([\d.]+), and its held-out NLL falls from ([\d.]+) "
+        r"to ([\d.]+)\.",
+        PAGE,
+    )
+    assert told is not None
+    sweep = _sweep(200, recipe="paper")
+    of_map, vi, vl = (sweep.of(method)[0].history for method in ("map", "vi", "vl"))
+    said = [-of_map[-1]["log_likelihood"], -vi[-1]["log_likelihood"]]
+    said += [run[epoch]["validation_nll"] for epoch in (103, -1) for run in (of_map, vi)]
+    said += [-vl[-1]["log_likelihood"], vl[103]["validation_nll"], vl[-1]["validation_nll"]]
+    assert [f"{number:.3f}" for number in said] == list(told.groups())
+
+
+def test_the_times_of_an_epoch_are_what_the_results_say():
+    (sweep,) = sweeps(Store(ROOT / "results" / "table-2"))
+    (of_map,) = sweep.of("map")
+    papers = paper_numbers("table-2")["cifar10"]
+    for method, name in (("vl", "VL, exact curvature"), ("vi", "VI"), ("map", "MAP")):
+        (run,) = sweep.of(method)
+        row = next(line for line in _section("#### Table 2").splitlines() if line.startswith(f"| {name} |"))
+        seconds, ratio, theirs, their_ratio = (float(cell) for cell in row.split("|")[2:6])
+        assert run.seconds_per_epoch == pytest.approx(seconds, abs=5.1e-3)
+        assert run.seconds_per_epoch / of_map.seconds_per_epoch == pytest.approx(ratio, abs=5.1e-3)
+        assert papers[name[:3].strip(",")] == theirs
+        assert theirs / papers["MAP"] == pytest.approx(their_ratio, abs=5.1e-3)
+
+
 def _check_row(section: str, name: str, key: Key, sweep: Sweep) -> None:
     row = next(line for line in section.splitlines() if line.replace("*", "").startswith(f"| {name} |"))
     beta, nll, _, accuracy, _, ece, _, auroc = (cell.strip(" *%") for cell in row.split("|")[2:10])
@@ -109,6 +176,7 @@ def test_every_choice_of_the_results_has_its_row():
         assert set(_sweep(epochs, data).choices()) == set(rows.values())
     for data, rows in BY_SGD.items():
         assert set(_sweep(200, data, "sgd").choices()) == set(rows.values())
+    assert set(_sweep(200, recipe="paper").choices()) == set(BY_THE_PAPER.values())
 
 
 @pytest.mark.parametrize("data", BY_SGD)
@@ -287,6 +355,17 @@ def test_the_readme_has_the_same_numbers_by_sgd(data: str):
         (run,) = choices[key].by_validation
         scores = run.test[key[1]]
         assert f"{scores['nll']:.3f} / {scores['ece']:.3f}" in row
+    for method in ("vl", "map", "vi"):
+        assert f"{100 * choices[method, 'mean'].by_validation[0].test['mean']['accuracy']:.1f}" in row
+
+
+def test_the_readme_has_the_same_numbers_by_the_papers_recipe():
+    readme = (ROOT / "README.md").read_text().splitlines()
+    row = next(line for line in readme if "CIFAR-10 by the paper's own recipe, 200 epochs" in line).replace("*", "")
+    choices = _sweep(200, recipe="paper").choices()
+    for key in BY_THE_PAPER.values():
+        scores = choices[key].by_validation[0].test[key[1]]
+        assert key in (("vl", "scaled"), ("vl", "linearised")) or f"{scores['nll']:.3f} / {scores['ece']:.3f}" in row
     for method in ("vl", "map", "vi"):
         assert f"{100 * choices[method, 'mean'].by_validation[0].test['mean']['accuracy']:.1f}" in row
 
