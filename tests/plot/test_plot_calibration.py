@@ -68,7 +68,7 @@ def test_strip_below_holds_the_share_of_items_in_each_bin(case):
 
 
 def test_several_methods_are_lines_through_mean_confidence_and_accuracy(case):
-    probs, labels = case
+    probs, labels = case[0].repeat(10, 1), case[1].repeat(10)
     ax = plot.reliability({"VL": probs, "MAP": probs.flip(1)}, labels, bins=10)
     diagonal, vl, other = (line for line in ax.lines if len(line.get_xdata()) > 2 or line.get_linestyle() == "--")
     assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
@@ -80,6 +80,16 @@ def test_several_methods_are_lines_through_mean_confidence_and_accuracy(case):
     areas = ax.collections[0].get_sizes()
     assert areas[2] / areas[0] == pytest.approx(2**0.5)  # four items against two
     assert len(strip_of(ax)) == 2
+
+
+def test_bins_of_few_items_are_faint_and_no_line_goes_through_them(case):
+    probs, labels = case[0].repeat(5, 1), case[1].repeat(5)  # 10, 5 and 20 items
+    ax = plot.reliability({"VL": probs}, labels, bins=10)
+    (line,) = (line for line in ax.lines if line.get_alpha() == 0.6)
+    assert line.get_xdata() == pytest.approx([MEAN[0], MEAN[2]])
+    enough, few = ax.collections
+    assert few.get_offsets().tolist() == [pytest.approx([MEAN[1], ACCURACY[1]])]
+    assert (few.get_alpha(), enough.get_alpha()) == (0.25, None)
 
 
 def test_yes_or_no_is_judged_by_how_often_a_yes_comes_true(case):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _STRIP = (-0.27, 0.2)  # bottom and height of the histogram under the diagram, in units of accuracy
 _LEGEND_LINE = 0.12  # room above the diagram, where a legend hides nothing
 _LARGEST_MARKER, _SMALLEST_MARKER = 40.0, 4.0  # square points
+_FEW = 10  # items in a bin, of which fewer say little about its accuracy
 
 
 def reliability(
@@ -30,9 +31,10 @@ def reliability(
     """Draw accuracy against confidence, the probability of the predicted class, in bins of equal width.
 
     Calibrated probabilities lie on the diagonal. Below it is the share of the items in each bin. For one prediction the
-    gaps to the diagonal are hatched; several are drawn as lines, with larger markers where there are more items. The
-    expected calibration error is the gap, averaged over the items. Yes-or-no labels are judged as `varlap.metrics.ece`
-    judges them: by how often a yes comes true against its probability.
+    gaps to the diagonal are hatched; several are drawn as lines, with larger markers where there are more items; bins
+    of fewer than ten items are faint, and no line goes through them. The expected calibration error is the gap,
+    averaged over the items. Yes-or-no labels are judged as `varlap.metrics.ece` judges them: by how often a yes comes
+    true against its probability.
 
     Args:
         predictions: a prediction, or probabilities [N, K] (or [N], of a yes), or several of them by name.
@@ -136,8 +138,10 @@ def _line(ax: "Axes", found: ReliabilityBins, colour: str, marker: str, label: s
     full = found.count > 0
     x, y = found.confidence[full].numpy(), found.accuracy[full].numpy()
     area = np.maximum(_LARGEST_MARKER * (found.count / found.count.max())[full].sqrt().numpy(), _SMALLEST_MARKER)
-    ax.plot(x, y, color=colour, linewidth=1, alpha=0.6)
-    ax.scatter(x, y, s=area, color=colour, marker=marker, label=label, zorder=3, linewidths=0)
+    enough = found.count[full].numpy() >= _FEW
+    ax.plot(x[enough], y[enough], color=colour, linewidth=1, alpha=0.6)
+    for some, options in ((enough, {"label": label}), (~enough, {"alpha": 0.25})):
+        ax.scatter(x[some], y[some], s=area[some], color=colour, marker=marker, zorder=3, linewidths=0, **options)
 
 
 def _strip(ax: "Axes", found: Mapping[str, ReliabilityBins]) -> None:
