@@ -136,7 +136,7 @@ def test_missing_scipy_is_said_before_the_download(server, tmp_path, monkeypatch
     server.offer("svhn")
     source = originals.source("svhn", server.address)
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(MissingExtraError, match=r"^reading svhn needs .*: pip install 'varlap\[data\]'$"):
+    with pytest.raises(MissingExtraError, match=r"^reading svhn needs .*: pip install '\.\[data\]' in the checkout$"):
         get(source, tmp_path)
     assert server.ranges == []
 
