@@ -80,4 +80,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert "pip install 'varlap[lightning]'" in run(python, "-c", code, folder=tmp_path)
+    assert "pip install '.[lightning]' in the checkout" in run(python, "-c", code, folder=tmp_path)

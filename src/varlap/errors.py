@@ -136,6 +136,6 @@ def missing_extra(extra: str, what: str) -> MissingExtraError:
     """Say which pip command brings an optional dependency.
 
     >>> print(missing_extra("sklearn", "the digits data set"))
-    the digits data set needs an optional dependency: pip install 'varlap[sklearn]'
+    the digits data set needs an optional dependency: pip install '.[sklearn]' in the checkout
     """
-    return MissingExtraError(f"{what} needs an optional dependency: pip install 'varlap[{extra}]'")
+    return MissingExtraError(f"{what} needs an optional dependency: pip install '.[{extra}]' in the checkout")

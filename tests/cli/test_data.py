@@ -100,7 +100,9 @@ def test_force_fetches_again(server, folder):
         (["get", "cifar"], "no data set 'cifar' to fetch; did you mean 'cifar10' or 'cifar100'? There are fashion_"),
         (["get", "imagenet"], f"no data set 'imagenet' to fetch; there are {', '.join(SOURCES)}"),
         (["get", "digits"], "digits needs no download: it comes with scikit-learn"),
-        (["get", "mnist", "--from", "/nowhere"], "no train-images-idx3-ubyte.gz in /nowhere or /nowhere/mnist; fetch"),
+        (["get", "uci"], "the UCI tables are not fetched, since no SHA-256 is published. Get the folder"),
+        (["get", "boston"], "put it into"),
+        (["get", "mnist", "--from", "/nowhere"], "no t10k-labels-idx1-ubyte.gz in /nowhere or /nowhere/mnist; fetch"),
         (["verify", "mnist"], "data set 'mnist' not found: no file mnist.npz in"),
         (["verify", "minst"], "Did you mean 'mnist'?"),
         (["verify", "../mnist"], "give a plain name such as 'cifar10'"),
@@ -111,6 +113,19 @@ def test_a_mistake_is_one_line_and_status_2(folder, arguments, message):
     assert message in said
     assert len(said.strip().splitlines()) == 1
     assert said.startswith("varlap: ")
+
+
+def test_all_archives_that_are_missing_are_named_and_none_holds_another_set_up(folder):
+    sources = {name: originals.source(name, known=False) for name in ("mnist", "svhn", "cifar10")}
+    archives = originals.put(folder / "archives", "svhn")
+    command = ["get", "mnist", "svhn", "cifar10", "--from", str(archives)]
+    said = run(*command, sources=sources, status=2)
+    for name in ("mnist", "cifar10"):
+        for archive in sources[name].archives:
+            assert archive.url in said
+    assert said.count("fetch them from") == said.count("fetch it from") == 1  # mnist has four files, cifar10 one
+    assert len(said.strip().splitlines()) == 1
+    assert [path.name for path in folder.glob("*.npz")] == ["svhn.npz"]
 
 
 def test_a_misspelt_name_is_found_before_anything_is_downloaded(server, folder):

@@ -108,7 +108,8 @@ def test_without_matplotlib_one_line_says_what_to_install(run: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     _run("evaluate", str(run))
     assert [record.getMessage() for record in caplog.records if "figures" in record.getMessage()] == [
-        "no figures were drawn: varlap.plot.sigma_over_s needs an optional dependency: pip install 'varlap[plot]'"
+        "no figures were drawn: varlap.plot.sigma_over_s needs an optional dependency: pip install '.[plot]' in the "
+        "checkout"
     ]
     assert not (run / "figures").exists()
     assert Evaluated.read_all(run)

@@ -114,7 +114,12 @@ def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
         (["miniature", "--budget", "0"], "--budget 0 must be a positive number of minutes"),
         (["no-such.toml"], "the experiment no-such.toml cannot be read"),
         (["table-1", "--data", "svhn"], "svhn: no such data in"),
-        (["miniature", "--device", "tpu"], "--device tpu cannot be used here"),
+        (["miniature", "--device", "gpu"], "--device gpu is none that torch knows; choose cpu or cuda"),
+        (["miniature", "--device", "cuda:99"], "--device cuda:99 cannot be used here; try cpu ("),
+        (["miniature", "--recipe", "sdg"], "'sdg' is not one of 'paper', 'ours', 'sgd'; did you mean 'sgd'? see"),
+        (["miniature", "--set", "beta=[0.01, 0.1"], "[0.01, 0.1 cannot be read as a list: a bracket is not closed"),
+        (["miniature", "--set", "beta={vl=[1]"], "beta={vl=[1] cannot be read as a table: a bracket is not closed"),
+        (["miniature", "--set", "method=[map]"], "[map] cannot be read as a list: write it as in ['map', 'vl']"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2_before_anything_runs(
@@ -124,12 +129,23 @@ def test_a_mistake_is_one_line_and_status_2_before_anything_runs(
     said = _run(*arguments, "--out", str(tmp_path / "out"), status=2)
     assert message in said
     assert len(said.strip().splitlines()) == 1
-    assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert "cannot be made" in _run("miniature", "--out", str(tmp_path / "file" / "runs"), status=2)
+
+
+@pytest.mark.parametrize("name", ["paper", "figure-2", "miniature", "uci"])
+def test_a_file_of_ones_own_does_not_go_where_the_shipped_experiments_go(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path(f"{name}.toml").write_text('[grid]\ndata = "digits"\nmethod = "map"\nbeta = 0.1\n')
+    said = _run(f"{name}.toml", status=2)
+    assert f"{name}.toml: runs/{name} is for a shipped experiment; rename the file, or give another --out" in said
+    assert not Path("runs").exists()
 
 
 def test_a_run_that_fails_is_told_with_status_1_in_later_calls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

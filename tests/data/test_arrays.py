@@ -49,17 +49,29 @@ def test_digits_are_split_with_each_class_in_proportion():
     assert ((test - (train + test) * 360 / 1797).abs() < 1).all()
 
 
-def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+def importing_sklearn_raises(error, monkeypatch):
     real_import = builtins.__import__
 
-    def without_sklearn(name, *args, **kwargs):
+    def raising(name, *args, **kwargs):
         if name.startswith("sklearn"):
-            raise ImportError(name)
+            raise error
         return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without_sklearn)
-    with pytest.raises(MissingExtraError, match=r"the digits data set needs .* pip install 'varlap\[sklearn\]'"):
+    monkeypatch.setattr(builtins, "__import__", raising)
+
+
+def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+    importing_sklearn_raises(ModuleNotFoundError("No module", name="sklearn"), monkeypatch)
+    with pytest.raises(MissingExtraError, match=r"the digits data set needs .* pip install '\.\[sklearn\]'"):
         load("digits")
+
+
+@pytest.mark.parametrize("error", [ImportError("interrupted"), ModuleNotFoundError("No module", name="joblib")])
+def test_a_scikit_learn_that_is_there_but_fails_is_not_called_missing(error, monkeypatch):
+    importing_sklearn_raises(error, monkeypatch)
+    with pytest.raises(type(error)) as caught:
+        load("digits")
+    assert caught.value is error
 
 
 @pytest.mark.parametrize("labels", [np.int64, np.uint8, np.int32])

@@ -90,7 +90,7 @@ def test_without_a_network_the_message_says_what_to_fetch_and_where_to_put_it(tm
     assert message.startswith("cannot download http://127.0.0.1:9/svhn/train_32x32.mat: ")
     assert (
         "fetch http://127.0.0.1:9/svhn/train_32x32.mat and http://127.0.0.1:9/svhn/test_32x32.mat elsewhere, "
-        f"put it into {tmp_path / 'downloads' / 'svhn'} and run the command again; or say which folder holds it: "
+        f"put them into {tmp_path / 'downloads' / 'svhn'} and run the command again; or say which folder holds them: "
         "varlap data get svhn --from FOLDER"
     ) in message
     assert "\n" not in message
@@ -136,7 +136,7 @@ def test_missing_scipy_is_said_before_the_download(server, tmp_path, monkeypatch
     server.offer("svhn")
     source = originals.source("svhn", server.address)
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(MissingExtraError, match=r"^reading svhn needs .*: pip install 'varlap\[data\]'$"):
+    with pytest.raises(MissingExtraError, match=r"^reading svhn needs .*: pip install '\.\[data\]' in the checkout$"):
         get(source, tmp_path)
     assert server.ranges == []
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -487,10 +488,29 @@ def test_a_run_whose_evaluation_would_not_fit_is_not_started(tmp_path: Path, mon
 
 def test_data_that_are_not_there_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
-    specs = [RunSpec(data, "map", 0.1) for data in ("digits", "svhn")]
-    with pytest.raises(ConfigError, match=r"svhn: no such data in .*`varlap data get svhn`, or run .*: --data digits"):
+    specs = [RunSpec(data, "map", 0.1) for data in ("digits", "svhn", "mnist")]
+    with pytest.raises(ConfigError) as caught:
+        run_grid(specs, Store(tmp_path / "store"))
+    assert str(caught.value) == (
+        f"svhn, mnist: no such data in {tmp_path}, needed by 2 of 3 runs. Fetch them with `varlap data get svhn "
+        "mnist`, put a NAME.npz of each there, or set VARLAP_DATA to the folder that holds them, or run what is there: "
+        "--data digits"
+    )
+    assert not os.path.exists(tmp_path / "store")
+
+
+def test_more_training_images_than_a_later_data_set_has_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    images, labels = np.zeros((50, 8, 8), np.uint8), np.zeros(50, int)
+    np.savez(tmp_path / "mnist", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    specs = [RunSpec(data, "map", 0.1, num_train=46) for data in ("digits", "mnist")]
+    with pytest.raises(ConfigError, match=r"^num_train = 46, but mnist has 45 images to train on$"):
         run_grid(specs, Store(tmp_path / "store"))
     assert not os.path.exists(tmp_path / "store")
+    with pytest.raises(ConfigError, match=r"^num_train = 1294, but digits has 1293 images to train on$"):
+        run_grid([RunSpec("digits", "map", 0.1, num_train=1294)], Store(tmp_path / "store"))
 
 
 def test_a_grid_that_the_store_has_needs_no_data_unless_a_diverged_run_is_to_be_run_again(
@@ -499,8 +519,11 @@ def test_a_grid_that_the_store_has_needs_no_data_unless_a_diverged_run_is_to_be_
     monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
     store, specs = Store(tmp_path / "store"), [RunSpec("svhn", "map", beta) for beta in (0.1, 1.0)]
     store.put(made_result("map", 0.1, data="svhn", epochs=200))
-    with pytest.raises(ConfigError, match="svhn: no such data in"):
+    with pytest.raises(
+        ConfigError, match=r"svhn: no such data in .*, needed by 1 of 2 runs; the store has 1"
+    ) as caught:
         run_grid(specs, store)
+    assert f"`varlap report {store.folder}` writes the page of what is there" in str(caught.value)
     store.put(Result(specs[1], {}, {}, {}, 1.0, failure="the loss is NaN"))
     outcome = run_grid(specs, store)
     assert (len(outcome.results), outcome.num_computed, outcome.left) == (2, 0, [])

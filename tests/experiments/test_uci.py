@@ -1,6 +1,7 @@
 """The UCI experiment: standardised by training rows, chosen on held-out rows, resumable, and in the table's units."""
 
 import math
+import shutil
 import threading
 
 import numpy as np
@@ -256,6 +257,21 @@ def test_a_spent_budget_stops_and_the_next_call_carries_on(tmp_path, monkeypatch
     assert [one.done for one in told] == sorted(one.done for one in told)
     done = sum(run_module._cost(one.run) for one in experiment.store.results("yacht"))
     assert done == pytest.approx(told[-1].total)
+
+
+def test_only_a_table_of_which_a_split_is_missing_is_read(tmp_path):
+    out, data = tmp_path / "out", tmp_path / "data"
+    for name, folder, num_splits in (("yacht", "yacht", 1), ("wine", "wine-quality-red", 2)):
+        write_uci(data, folder)
+        UCIExperiment.of(out, [name], num_splits, data, **QUICK).run()
+    shutil.rmtree(data / "uci" / "wine-quality-red")
+    both = UCIExperiment.of(out, ["yacht", "wine"], 2, data, **QUICK)
+    assert both.run()  # the second split of yacht
+    shutil.rmtree(data)
+    assert both.run()
+    assert [one.num_done for one in summarise(both)] == [2, 2]
+    with pytest.raises(DataError, match="the UCI table 'yacht' is not in"):
+        UCIExperiment.of(out, ["yacht", "wine"], 3, data, **QUICK).run()
 
 
 def test_a_table_that_is_missing_is_named_before_anything_is_computed(tmp_path):

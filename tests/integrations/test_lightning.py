@@ -408,5 +408,7 @@ except varlap.errors.MissingExtraError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    expected = "varlap.integrations.lightning needs an optional dependency: pip install 'varlap[lightning]'\n"
+    expected = (
+        "varlap.integrations.lightning needs an optional dependency: pip install '.[lightning]' in the checkout\n"
+    )
     assert done.stdout == expected, done.stderr

@@ -353,7 +353,8 @@ except varlap.errors.MissingExtraError as error:
 def test_without_scikit_learn_the_pip_command_is_named_and_the_rest_works():
     done = subprocess.run([sys.executable, "-c", WITHOUT_SKLEARN], capture_output=True, text=True, timeout=120)
     assert done.stdout == (
-        "varlap.VLClassifier and varlap.VLRegressor needs an optional dependency: pip install 'varlap[sklearn]'\n"
+        "varlap.VLClassifier and varlap.VLRegressor needs an optional dependency: pip install '.[sklearn]' in the "
+        "checkout\n"
     ), done.stderr
 
 

@@ -114,7 +114,9 @@ def test_one_line_names_the_pip_command_where_matplotlib_is_missing(name, monkey
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError) as caught:
         DRAW[name]()
-    assert str(caught.value) == f"varlap.plot.{name} needs an optional dependency: pip install 'varlap[plot]'"
+    assert (
+        str(caught.value) == f"varlap.plot.{name} needs an optional dependency: pip install '.[plot]' in the checkout"
+    )
 
 
 @every_plot

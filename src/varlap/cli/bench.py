@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from varlap.cli.device import choose_device
 from varlap.cli.mistakes import user_mistakes
 from varlap.training.benchmark import COMPARED_IN_GROWTH, METHODS, MODELS, BenchSpec, bench_step
 
@@ -95,9 +95,9 @@ def _spec(
     steps: int,
     methods: str,
 ) -> BenchSpec:
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = str(choose_device(device))
     named = tuple(method.strip() for method in methods.split(";"))
-    return BenchSpec(model, width, depth, batch_size, device, precision, rounds, steps, named)
+    return BenchSpec(model, width, depth, batch_size, chosen, precision, rounds, steps, named)
 
 
 def _write(result: dict[str, Any], out: Path | None, as_json: bool) -> None:

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from varlap.cli.mistakes import user_mistakes
 from varlap.data import SOURCES, Source, Stored, data_folder, find_stored, get as get_one, verify as verify_one
-from varlap.data.sources import find_source
+from varlap.data.store import find_source
+from varlap.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, list and verify the data sets.\n\nExample: varlap data list")
 
@@ -38,15 +39,24 @@ def get(
     sources = _sources(context)
     fetched = []
     with user_mistakes():
+        failed = []
         for source in [find_source(name, sources) for name in names]:  # all names first, then the first download
-            with _progress(silent=as_json) as progress:
-                path = get_one(source, archives=archives, force=force, progress=progress, tries=tries)
+            try:
+                with _progress(silent=as_json) as progress:
+                    path = get_one(source, archives=archives, force=force, progress=progress, tries=tries)
+            except DataError as error:
+                if archives is None:  # a network that fails once would fail again, after as many tries
+                    raise
+                failed.append(str(error))
+                continue
             fetched.append({"name": source.name, "path": str(path)})
             if not as_json:
                 typer.echo(
                     f"{source.name}: {source.num_train:,} training and {source.num_test:,} test images "
                     f"of {_times(source.image_shape)} in {path}"
                 )
+        if failed:
+            raise DataError("; ".join(failed))
     if as_json:
         typer.echo(json.dumps({"folder": str(data_folder()), "data": fetched}))
 

@@ -8,9 +8,18 @@ from varlap.errors import ConfigError
 
 
 def choose_device(wanted: str | None) -> torch.device:
-    """Choose the device; under torchrun each rank has its own GPU."""
+    """Choose the device; under torchrun each rank has its own GPU.
+
+    >>> choose_device("gpu")
+    Traceback (most recent call last):
+    varlap.errors.ConfigError: --device gpu is none that torch knows; choose cpu or cuda...
+    """
     try:
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:  # which lists some twenty, most of them of no use here
+        mps = ", or mps" if torch.backends.mps.is_available() else ""
+        raise ConfigError(f"--device {wanted} is none that torch knows; choose cpu or cuda{mps}") from error
+    try:
         if device.type == "cuda" and "LOCAL_RANK" in os.environ:
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)

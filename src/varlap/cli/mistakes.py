@@ -2,13 +2,15 @@
 
 import contextlib
 import logging
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from varlap.errors import Interrupted, VarlapError
+from varlap.errors import Interrupted, VarlapError, VarlapWarning, did_you_mean
 
 UsageError: Any = typer.BadParameter.__base__  # click's, or that of typer's own copy of click
 
@@ -39,7 +41,7 @@ class OneLine(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Read those of a command, and run it."""
-        with _in_one_line():
+        with _in_one_line(), _warnings_in_one_line():
             return super().invoke(ctx)
 
 
@@ -52,9 +54,36 @@ def _in_one_line() -> Iterator[None]:
         if "\n" in said:  # the help of a command that was called without arguments
             raise
         where = error.ctx.command_path if error.ctx else "varlap"
+        said = _with_hint(said.replace("Value error, ", ""))  # which typer puts before what it says of a choice
         said = said if said.endswith("?") else f"{said.rstrip('.')};"
         typer.echo(f"varlap: {said} see {where} --help", err=True)
         raise typer.Exit(2) from None
+
+
+def _with_hint(said: str) -> str:
+    """Say which of the choices that are listed a mistaken one looks like.
+
+    >>> _with_hint("'sdg' is not one of 'paper', 'ours', 'sgd'.")
+    "'sdg' is not one of 'paper', 'ours', 'sgd'; did you mean 'sgd'?"
+    """
+    found = re.search("'([^']+)' is not one of (.+)", said)
+    hint = did_you_mean(found[1], re.findall("'([^']+)'", found[2]), otherwise="") if found else ""
+    return f"{said.rstrip('.')}; {hint}" if hint else said
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print varlap's own warnings without the line of code that led to them: here it is none of the user's."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, VarlapWarning):
+            typer.echo(f"varlap: warning: {message}", err=True)
+        else:
+            usual(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        usual, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def log_to_stderr(quiet: bool) -> None:

@@ -1,5 +1,6 @@
 """`varlap reproduce`: the paper's tables and figures, from data to page."""
 
+import contextlib
 import json
 import tomllib
 from enum import StrEnum
@@ -99,10 +100,8 @@ def reproduce(
             raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
         experiment = _experiment(what, recipe.value, changes)
-        # Runs of Figure 2, or of one's own file, have β of their own, which would be further trials in Table 1.
-        own = experiment.name in ("miniature", "figure-2") or what.endswith(".toml")
-        store = Store(out or Path("runs") / (experiment.name if own else "paper"))
-        _make_folder(store)
+        store = Store(out or _default_folder(what, experiment.name))
+        _check_folder(store)
         chosen_device = choose_device(device)
         progress = GridProgress(quiet=quiet or as_json)
         choice = final_runs(experiment.specs, store) if final else None
@@ -137,6 +136,16 @@ def _experiment(what: str, recipe: str, changes: dict[str, Any]) -> Experiment:
     return read(what, recipe=recipe, **changes)
 
 
+def _default_folder(what: str, name: str) -> Path:
+    """Return where results go: to those of the paper, unless they are of other β, further trials in its tables."""
+    apart = ("figure-2", "miniature")
+    if not what.endswith(".toml"):
+        return Path("runs") / (name if name in apart else "paper")
+    if name in ("paper", "uci", *apart):
+        raise ConfigError(f"{what}: runs/{name} is for a shipped experiment; rename the file, or give another --out")
+    return Path("runs") / name
+
+
 def _changes(
     data: list[str] | None, epochs: int | None, seeds: int | None, linearised: bool | None, settings: list[str] | None
 ) -> dict[str, Any]:
@@ -159,18 +168,23 @@ def _changes(
         if name in changes:
             other = options[name][0] if name in options else f"another --set {name}"
             raise ConfigError(f"--set {pair} and {other} are about the same setting; give one of them")
-        changes[name] = _value(text)
+        changes[name] = _value(pair, text)
     return changes
 
 
-def _value(text: str) -> Any:
+def _value(pair: str, text: str) -> Any:
     """Read a value as TOML does; what is no value there is a word, and "none" is no value at all."""
     if text == "none":
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        if text[:1] not in ("[", "{"):
+            return text
+    kind, example = ("list", "['map', 'vl']") if text[0] == "[" else ("table", "{map = [0.1], vl = [0.01]}")
+    closed = all(text.count(left) == text.count(right) for left, right in ("[]", "{}"))
+    why = f"write it as in {example}" if closed else "a bracket is not closed"
+    raise ConfigError(f"--set {pair} cannot be read as a {kind}: {why}")
 
 
 def _check_budget(budget: float | None) -> None:
@@ -178,11 +192,16 @@ def _check_budget(budget: float | None) -> None:
         raise ConfigError(f"--budget {budget:g} must be a positive number of minutes")
 
 
-def _make_folder(store: Store) -> None:
+def _check_folder(store: Store) -> None:
+    """Refuse a folder that cannot be made, before the work; what is made to find out is removed again."""
+    made = [folder for folder in (store.folder, *store.folder.parents) if not folder.exists()]
     try:
-        store.folder.mkdir(parents=True, exist_ok=True)  # before the work, not after it
+        store.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {store.folder} cannot be made: {error}; choose another --out") from error
+    with contextlib.suppress(OSError):  # another process may have put something there
+        for folder in made:
+            folder.rmdir()
 
 
 def _report(store: Store, quiet: bool) -> Path | None:

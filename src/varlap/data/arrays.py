@@ -132,7 +132,9 @@ def _load_digits() -> ArrayData:
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "sklearn":  # what it needs itself is another matter
+            raise
         raise missing_extra("sklearn", "the digits data set") from error
     bunch: Any = load_digits()
     images = (bunch.images[:, None] / 16).astype(np.float32)

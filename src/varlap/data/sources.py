@@ -1,6 +1,5 @@
 """Where the image data sets of the paper's experiments come from, and how to know them."""
 
-import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -107,17 +106,6 @@ def hash_arrays(arrays: Arrays) -> dict[str, str]:
         key: hashlib.sha256(np.ascontiguousarray(array, "<i8" if key.endswith("labels") else None).data).hexdigest()
         for key, array in arrays.items()
     }
-
-
-def find_source(name: str, sources: Mapping[str, Source]) -> Source:
-    """Look a data set up that can be fetched."""
-    if name in sources:
-        return sources[name]
-    if name == "digits":
-        raise DataError("digits needs no download: it comes with scikit-learn, pip install 'varlap[sklearn]'")
-    close = difflib.get_close_matches(name, sources)
-    hint = f"did you mean {' or '.join(map(repr, sorted(close)))}? There" if close else "there"
-    raise DataError(f"no data set {name!r} to fetch; {hint} are {', '.join(sources)}")
 
 
 # Sizes and SHA-256 of the archives as published by TensorFlow Datasets. Of the arrays: computed from the originals.

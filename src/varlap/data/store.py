@@ -1,8 +1,10 @@
 """Data sets in the data folder: fetched, listed and verified."""
 
+import difflib
 import importlib.util
+import itertools
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from numpy.lib import format as formats
 from varlap.data.archives import Arrays
 from varlap.data.arrays import data_folder, load
 from varlap.data.download import Progress, UnreachableError, download
-from varlap.data.sources import SOURCES, Archive, Source, find_source, hash_arrays
+from varlap.data.sources import SOURCES, Archive, Source, hash_arrays
+from varlap.data.tables import UCI_SETS, uci_hint
 from varlap.errors import DataError, missing_extra
 from varlap.files import replacing
 
@@ -107,7 +110,7 @@ def get(
     downloads = folder / "downloads" / source.name
     try:
         if archives is not None:
-            files = [_given(archive, Path(archives).expanduser(), source) for archive in source.archives]
+            files = _given(source, Path(archives).expanduser())
         else:
             files = _downloaded(source, downloads, progress, tries, wait_s)
         arrays = source.read(*files)
@@ -121,6 +124,26 @@ def get(
     except OSError as error:
         raise DataError(f"{source.name} cannot be stored in {folder}: {error}") from error
     return path
+
+
+def find_source(name: str, sources: Mapping[str, Source]) -> Source:
+    """Look a data set up that can be fetched.
+
+    >>> find_source("digits", SOURCES)
+    Traceback (most recent call last):
+    varlap.errors.DataError: digits needs no download: it comes with scikit-learn, pip install '.[sklearn]' in the ...
+    """
+    if name in sources:
+        return sources[name]
+    if name == "digits":
+        raise DataError(
+            "digits needs no download: it comes with scikit-learn, pip install '.[sklearn]' in the checkout"
+        )
+    if name == "uci" or name in UCI_SETS:
+        raise DataError(f"the UCI tables are not fetched, since no SHA-256 is published. {uci_hint(data_folder())}")
+    close = difflib.get_close_matches(name, sources)
+    hint = f"did you mean {' or '.join(map(repr, sorted(close)))}? There" if close else "there"
+    raise DataError(f"no data set {name!r} to fetch; {hint} are {', '.join(sources)}")
 
 
 def look(path: Path) -> Stored:
@@ -139,6 +162,19 @@ def look(path: Path) -> Stored:
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         problem = f"it cannot be read as an npz file ({error})"
     return Stored(path.stem, path, path.stat().st_size, shapes, problem)
+
+
+def num_training_images(name: str) -> int | None:
+    """Tell how many training images a data set has, by the headers of its file; None where they do not tell.
+
+    >>> num_training_images("digits"), num_training_images("no such data")
+    (1437, None)
+    """
+    if name == "digits":
+        return len(load(name).train_labels)
+    path = data_folder() / f"{name}.npz"
+    shape = look(path).shapes.get("train_labels") if path.is_file() else None
+    return shape[0] if shape else None
 
 
 def find_stored(folder: str | Path | None = None) -> list[Stored]:
@@ -194,12 +230,19 @@ def verify(name: str | Source, folder: str | Path | None = None) -> Verification
     return Verification(name, path, problem and f"{path}: {problem}", known, hash_arrays(arrays))
 
 
-def _given(archive: Archive, folder: Path, source: Source) -> Path:
-    for path in (folder / source.name / archive.name, folder / archive.name):
-        if path.is_file():
-            archive.check(path)
-            return path
-    raise DataError(f"no {archive.name} in {folder} or {folder / source.name}; fetch it from {archive.url}")
+def _given(source: Source, folder: Path) -> list[Path]:
+    found: dict[Archive, Path] = {}
+    for archive, place in itertools.product(source.archives, (folder, folder / source.name)):
+        if (path := place / archive.name).is_file():
+            found[archive] = path  # one in the folder NAME is surely of this data set
+    if missing := [archive for archive in source.archives if archive not in found]:
+        raise DataError(
+            f"no {' and no '.join(archive.name for archive in missing)} in {folder} or {folder / source.name}; fetch "
+            f"{_it(missing)} from {' and '.join(archive.url for archive in missing)}"
+        )
+    for archive, path in found.items():
+        archive.check(path)
+    return list(found.values())
 
 
 def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: int, wait_s: float) -> list[Path]:
@@ -211,13 +254,17 @@ def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: 
         try:
             download(archive, path, progress=progress, tries=tries, wait_s=wait_s)
         except UnreachableError as error:
-            missing = [one.url for one, there in zip(source.archives, paths, strict=True) if not there.is_file()]
+            missing = [one for one, there in zip(source.archives, paths, strict=True) if not there.is_file()]
             raise DataError(
                 f"cannot download {archive.url}: {error}. Run the command again to carry on. Without a network, fetch "
-                f"{' and '.join(missing)} elsewhere, put it into {folder} and run the command again; or say which "
-                f"folder holds it: varlap data get {source.name} --from FOLDER"
+                f"{' and '.join(one.url for one in missing)} elsewhere, put {_it(missing)} into {folder} and run the "
+                f"command again; or say which folder holds {_it(missing)}: varlap data get {source.name} --from FOLDER"
             ) from error
     return paths
+
+
+def _it(several: Sequence[object]) -> str:
+    return "it" if len(several) == 1 else "them"
 
 
 def _write(path: Path, arrays: Arrays) -> None:

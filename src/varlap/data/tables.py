@@ -127,10 +127,21 @@ def load_uci(name: str, folder: str | Path | None = None) -> TableData:
     if not files:
         raise DataError(
             f"the UCI table {short!r} is not in {folder}: there is neither {folder / 'uci' / UCI_SETS[short] / 'data'} "
-            f"nor an archive {' or '.join(_ARCHIVES)} that holds it. Get the folder UCI_Datasets of {UCI_HOME} and put "
-            f"it there as `uci`, or packed as `uci.tar.gz`; or set VARLAP_DATA to the folder that has it"
+            f"nor an archive {' or '.join(_ARCHIVES)} that holds it. {uci_hint(folder)}"
         )
     return _table(short, where, files)
+
+
+def uci_hint(folder: Path) -> str:
+    """Say how the tables come into a data folder.
+
+    >>> uci_hint(Path("data")).startswith("Get the folder UCI_Datasets of https://github.com/")
+    True
+    """
+    return (
+        f"Get the folder UCI_Datasets of {UCI_HOME} and put it into {folder} as `uci`, or packed as `uci.tar.gz`; or "
+        "set VARLAP_DATA to the folder that has it"
+    )
 
 
 def uci_name(name: str) -> str:

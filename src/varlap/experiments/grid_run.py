@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from varlap.data import data_folder
+from varlap.data.store import num_training_images
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments.evaluation import origin
 from varlap.experiments.grid_progress import GridProgress
@@ -188,16 +189,28 @@ class Expectation:
 
 
 def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> None:
-    """Refuse a grid whose data are not all there, before anything runs; what the store has needs none."""
-    wanted = dict.fromkeys(spec.data for spec in specs if _known(spec, store, again) is None)
+    """Refuse a grid whose data are not all there, or too few, before anything runs; what the store has needs none."""
+    pending = [spec for spec in specs if _known(spec, store, again) is None]
+    wanted = dict.fromkeys(spec.data for spec in pending)
     missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]
     if missing:
+        it, file = ("it", f"{missing[0]}.npz") if len(missing) == 1 else ("them", "a NAME.npz of each")
+        num_missing = sum(spec.data in missing for spec in pending)
+        num_stored = len(specs) - len(pending)
+        page = f"; the store has {num_stored}, and `varlap report {store.folder}` writes the page of what is there"
         here = [data for data in wanted if data not in missing]
         choose = f", or run what is there: {' '.join(f'--data {data}' for data in here)}" if here else ""
         raise ConfigError(
-            f"{', '.join(missing)}: no such data in {data_folder()}; fetch it with `varlap data get {missing[0]}`"
-            f"{choose}"
+            f"{', '.join(missing)}: no such data in {data_folder()}, needed by {num_missing} of {len(specs)} runs"
+            f"{page if num_stored else ''}. Fetch {it} with `varlap data get {' '.join(missing)}`, put {file} "
+            f"there, or set VARLAP_DATA to the folder that holds {it}{choose}"
         )
+    for spec in pending:
+        if spec.num_train is None or (num_images := num_training_images(spec.data)) is None:
+            continue
+        num_left = num_images - round(spec.validation * num_images)
+        if spec.num_train > num_left:
+            raise ConfigError(f"num_train = {spec.num_train}, but {spec.data} has {num_left} images to train on")
 
 
 def name(spec: RunSpec) -> str:

@@ -32,7 +32,9 @@ def axes_for(ax: "Axes | None", function: str, size: tuple[float, float] = _SIZE
     """
     try:
         from matplotlib.figure import Figure
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":  # what it needs itself is another matter
+            raise
         raise missing_extra("plot", f"varlap.plot.{function}") from error
     return Figure(figsize=size, dpi=_DPI, layout="constrained").subplots() if ax is None else ax
 

@@ -18,7 +18,7 @@ from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
 from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.evaluation import origin
-from varlap.experiments.uci.spec import TRAINED, TableRecipe, TableRun
+from varlap.experiments.uci.spec import NUM_SPLITS, TRAINED, TableRecipe, TableRun
 from varlap.experiments.uci.store import TableResult, TableStore
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
@@ -149,7 +149,8 @@ class UCIExperiment:
         A table on which a method diverged for every β does not hold the others up: `AllDivergedError` comes at the end.
         """
         start = time.monotonic()
-        tables = {recipe.data: load_uci(recipe.data, self.folder) for recipe in self.recipes}  # all, before any work
+        needed = dict.fromkeys(recipe.data for recipe in self.recipes if not self._is_done(recipe))
+        tables = {data: load_uci(data, self.folder) for data in needed}  # all, before any work
         done, total = 0.0, sum(_cost(run) for runs in self._estimated(tables) for run in runs)
         computed, seconds = 0.0, 0.0
         for run in self._runs(tables):
@@ -180,9 +181,15 @@ class UCIExperiment:
     def _runs(self, tables: dict[str, TableData]) -> Iterator[TableRun]:
         for recipe in self.recipes:
             yield from recipe.tuning_runs()
-        most = max(self._count(table) for table in tables.values())
+        most = max(self._count(recipe, tables) for recipe in self.recipes)
         for first, recipe in itertools.product(range(0, most, SPLITS_AT_ONCE), self.recipes):
             yield from self._final(recipe, range(first, first + SPLITS_AT_ONCE), tables)
+
+    def _is_done(self, recipe: TableRecipe) -> bool:
+        """Tell whether the store has all runs of a table, which then needs not be read."""
+        if not _is_tried(recipe, self.store):
+            return False
+        return all(self.store.get(run) is not None for run in self._final(recipe, range(NUM_SPLITS[recipe.data]), {}))
 
     def _final(self, recipe: TableRecipe, splits: range, tables: dict[str, TableData]) -> list[TableRun]:
         try:
@@ -190,7 +197,7 @@ class UCIExperiment:
         except AllDivergedError:
             return []  # the others go on
         assert chosen is not None
-        last = min(splits.stop, self._count(tables[recipe.data]))
+        last = min(splits.stop, self._count(recipe, tables))
         betas = {method: one.beta for method, one in chosen.items()}
         return recipe.final_runs(betas, range(splits.start, last))
 
@@ -199,10 +206,12 @@ class UCIExperiment:
         for recipe in self.recipes:
             any_beta: dict[str, float] = dict.fromkeys(TRAINED, recipe.betas[0])
             yield recipe.tuning_runs()
-            yield recipe.final_runs(any_beta, range(self._count(tables[recipe.data])))
+            yield recipe.final_runs(any_beta, range(self._count(recipe, tables)))
 
-    def _count(self, table: TableData) -> int:
-        return min(len(table.splits), self.num_splits or len(table.splits))
+    def _count(self, recipe: TableRecipe, tables: dict[str, TableData]) -> int:
+        """Return how many splits of a table are wanted; one that was not read has the usual number."""
+        num_splits = len(tables[recipe.data].splits) if recipe.data in tables else NUM_SPLITS[recipe.data]
+        return min(num_splits, self.num_splits or num_splits)
 
 
 def _is_tried(recipe: TableRecipe, store: TableStore) -> bool:

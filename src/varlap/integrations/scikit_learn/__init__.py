@@ -4,7 +4,9 @@ from varlap.errors import missing_extra
 
 try:
     import sklearn  # noqa: F401
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "sklearn":  # what it needs itself is another matter
+        raise
     raise missing_extra("sklearn", "varlap.VLClassifier and varlap.VLRegressor") from error
 
 from varlap.integrations.scikit_learn.classifier import VLClassifier

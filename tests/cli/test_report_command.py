@@ -1,0 +1,45 @@
+"""`varlap report`: what has a page of its own is named, not passed over in silence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from made_results import made_result
+from varlap.cli import app
+from varlap.experiments import Evaluated, Store
+from varlap.experiments.uci import TableResult, TableRun, TableStore
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with an evaluation, a store of images and one of tables."""
+    Evaluated("VL", {"nll": 0.3}, {"data": "digits"}, {}).write(tmp_path / "vl" / "evaluations" / "mean")
+    Store(tmp_path / "paper").put(made_result("vl", 0.1))
+    run = TableRun("boston", "vl", split=0, beta=0.1, epochs=10, batch_size=64)
+    TableStore(tmp_path / "uci").put(TableResult(run, {"mean": {"log_likelihood": -2.5, "rmse": 3.0}}, seconds=1.0))
+    return tmp_path
+
+
+def test_stores_below_a_folder_of_runs_are_named_with_their_commands(runs: Path):
+    done = CliRunner().invoke(app, ["report", str(runs), "--json"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == (
+        f"varlap: stores of `varlap reproduce` have pages of their own: `varlap report {runs / 'paper'}`, "
+        f"`varlap reproduce uci --out {runs / 'uci'}`\n"
+    )
+    assert Path(json.loads(done.stdout)["page"]).is_file()
+    assert CliRunner().invoke(app, ["report", str(runs / "vl"), "--json"]).stderr == ""
+
+
+def test_a_folder_of_stores_alone_is_refused_with_their_commands(runs: Path):
+    shutil.rmtree(runs / "vl")
+    done = CliRunner().invoke(app, ["report", str(runs)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"varlap: {runs} has no evaluations below, but stores of `varlap reproduce`: `varlap report {runs / 'paper'}`, "
+        f"`varlap reproduce uci --out {runs / 'uci'}`\n"
+    )
+    assert CliRunner().invoke(app, ["report", str(runs / "paper")]).exit_code == 0
