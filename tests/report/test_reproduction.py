@@ -134,13 +134,37 @@ def test_a_final_line_of_another_length_says_nothing_about_a_sweep():
     assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)
 
 
-def test_what_test_images_would_have_chosen_stays_where_the_sweep_is_as_long_as_the_final_runs():
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 2)])  # with the sweep's seed among them, and without
+@pytest.mark.parametrize("linearised", [True, False])  # of the sweep: without, it is another part of the page
+def test_a_final_table_shows_nothing_that_test_images_would_choose(seeds: tuple[int, ...], linearised: bool):
+    rows = {("vl", "mean"): 0.1, ("vl", "scaled"): 0.03}
+    line = dataclasses.replace(made_line(rows, sweep_epochs=4), seeds={"vl": seeds})
+    final = {result.spec: result for beta in rows.values() for result in [made_result("vl", beta, seed=seeds[0])]}
+    swept = {result.spec: result for result in made_sweep(linearised=linearised)}
+    (sweep,) = [sweep for sweep in sweeps((swept | final).values(), [line]) if sweep.final is not None]
+    table = table_1(sweep)
+    assert table is not None
+    assert not [column.key for column in table.columns if column.key.startswith("test_")]
+    assert not [key for row in table.rows for key in row.cells if key.startswith("test_")]
+    assert "best on test" not in how_beta_was_chosen(sweep).lower()
+
+
+def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_there():
     line = made_line({("vl", "mean"): 0.1}, sweep_epochs=4)
     (sweep,) = sweeps([*made_sweep(), made_result("vl", 0.1, seed=1)], [line])
     table = table_1(sweep)
     assert table is not None
-    assert [row.name for row in table.rows] == ["VL"]
-    assert (_cells(table, "VL")["beta"], _cells(table, "VL")["test_beta"]) == ("0.1", "0.03")
+    assert [(row.name, row.num_runs) for row in table.rows] == [
+        *(("VL", 2), ("VI (mean)", 1), ("VI (10 samples)", 1), ("MAP", 1)),
+    ]
+    assert [_cells(table, row.name)["beta"] for row in table.rows] == ["0.1", "0.1", "0.1", "0.01"]
+    words = how_beta_was_chosen(sweep)
+    assert words.startswith("The β of VL was chosen before")
+    assert "The other methods have no final runs: their β is chosen by the NLL of held-out images among" in words
+    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP, scaled 3" in words
+    assert "At the end of its grid, so that a value beyond might be better: VL at β 0.1; VI (mean) at β 0.1" in words
+    (all_final,) = sweeps([made_result("vl", 0.1)], [line])
+    assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")
 
 
 def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path):

@@ -26,7 +26,7 @@ class Choice:
     """the runs, one for each seed, at the β of the best held-out NLL"""
     by_test: tuple[Result, ...]
     """those at the β of the best test NLL, by the seeds that all β have: what looking at the test images would have
-    given"""
+    given; none for final runs, whose β another sweep has chosen"""
     betas: tuple[float, ...]
     """what was tried"""
 

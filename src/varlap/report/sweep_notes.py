@@ -20,7 +20,7 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     >>> print(how_beta_was_chosen(sweep).partition("trials. ")[2])
     At the end of its grid, so that a value beyond might be better: VL at β 0.003.
     """
-    chosen = _chosen_before(sweep.final) if sweep.final is not None else _chosen_here(sweep)
+    chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
     return " ".join(filter(None, (chosen, _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep))))
 
 
@@ -63,7 +63,7 @@ def how_it_was_timed(sweep: Sweep) -> str:
     return f"{words}VL's curvature: the library's default{apart}."
 
 
-def _chosen_before(line: FinalLine) -> str:
+def _chosen_before(sweep: Sweep, line: FinalLine) -> str:
     sweeps = {
         method: f"a sweep of {epochs_in_words(line.sweep_epochs[method])} over {{}} with "
         f"{_seeds(line.sweep_seeds[method])}"
@@ -86,9 +86,16 @@ def _chosen_before(line: FinalLine) -> str:
     if line.borrowed:
         named = " and ".join(f"‘{row}’" for row in line.borrowed)
         trials += f" that it scored. It has not scored {named}: the β there is that of the method's mean network"
+    row, others = "each row", ""
+    if lacking := {key: choice.num_trials for key, choice in sweep.choices().items() if key[0] not in line.seeds}:
+        row = " and ".join(method.upper() for method in line.seeds)
+        others = (
+            " The other methods have no final runs: their β is chosen by the NLL of held-out images among the runs "
+            f"here, the numbers of trials being {_by_row(lacking)}."
+        )
     return (
-        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. No β here was chosen "
-        "by the test images; the paper's are the best values over its β, as its caption says."
+        f"The β of {row} was chosen before, by the NLL of held-out images in {by}: {trials}.{others} No β here was "
+        "chosen by the test images; the paper's are the best values over its β, as its caption says."
     )
 
 
@@ -112,7 +119,7 @@ def _chosen_here(sweep: Sweep) -> str:
 def _at_an_end(sweep: Sweep) -> str:
     named = []
     for key, choice in sweep.choices().items():
-        tried = choice.betas if sweep.final is None else sweep.final.sweep_betas[key[0]]
+        tried = choice.betas if sweep.final is None else sweep.final.sweep_betas.get(key[0], choice.betas)
         if len(tried) > 1 and choice.beta in (min(tried), max(tried)):
             named.append(f"{NAMES[key]} at β {choice.beta:g}")
         scores = [run.test[key[1]] for run in choice.by_validation]

@@ -61,9 +61,13 @@ class Sweep:
     def choices(self) -> dict[Key, Choice]:
         """Return what was chosen for each method and way of predicting, in the order of the tables.
 
-        Where a choice for final runs was recorded, the rows are these runs, and nothing is chosen again.
+        Where a choice for a method's final runs was recorded, its rows are these runs, and nothing is chosen again.
         """
-        found = {key: self._chosen_here(key) if self.final is None else self._final(key, self.final) for key in NAMES}
+        line = self.final
+        found = {
+            key: self._chosen_here(key) if line is None or key[0] not in line.seeds else self._final(key, line)
+            for key in NAMES
+        }
         return {key: choice for key, choice in found.items() if choice is not None}
 
     def _is_main(self, spec: RunSpec, method: str) -> bool:
@@ -80,15 +84,7 @@ class Sweep:
 
     def _final(self, key: Key, line: FinalLine) -> Choice | None:
         runs = tuple(run for run in line.runs(key, self.results) if key[1] in run.test)
-        if not runs:
-            return None
-        is_here = line.sweep_epochs[key[0]] == self.spec.epochs  # the sweep as well
-        here = self._chosen_here(key) if is_here else None
-        if here is None:
-            return Choice(runs, runs, (runs[0].spec.beta,))
-        by_test = tuple(run for run in here.by_test if run.spec.seed in line.seeds[key[0]])
-        is_same = here.by_test[0].spec.beta == runs[0].spec.beta
-        return Choice(runs, runs if is_same or not by_test else by_test, here.betas)
+        return Choice(runs, (), (runs[0].spec.beta,)) if runs else None
 
     @property
     def is_the_papers(self) -> bool:
@@ -146,18 +142,17 @@ def table_1(sweep: Sweep) -> Table | None:
             columns.append(
                 dataclasses.replace(score, key=f"paper_{score.key}", title=f"paper's {score.title}", direction="")
             )
-    if any(choice.num_trials > 1 for choice in choices.values()):
+    on_test: dict[str, Cell] = {}
+    if sweep.final is None and any(choice.num_trials > 1 for choice in choices.values()):
         columns.append(Column("test_beta", "best-on-test β"))
-        columns.append(Column("test_nll", "best-on-test NLL"))
+        columns.append(best := Column("test_nll", "best-on-test NLL"))
+        nlls = {key: statistics.fmean(run.test[key[1]]["nll"] for run in choices[key].by_test) for key in choices}
+        on_test = printed(best, {NAMES[key]: Cell(nll) for key, nll in nlls.items()})
     rows = []
-    on_test = {
-        NAMES[key]: Cell(statistics.fmean(run.test[key[1]]["nll"] for run in choice.by_test))
-        for key, choice in choices.items()
-    }
-    on_test = printed(Column("test_nll", ""), on_test)
     for row, (key, choice) in zip(ours.rows, choices.items(), strict=True):
-        cells = dict(row.cells) | {"beta": _beta(choice.beta), "test_beta": _beta(choice.by_test[0].spec.beta)}
-        cells["test_nll"] = on_test[row.name]
+        cells = dict(row.cells) | {"beta": _beta(choice.beta)}
+        if on_test:
+            cells |= {"test_beta": _beta(choice.by_test[0].spec.beta), "test_nll": on_test[row.name]}
         for score, value in zip(_SCORES, theirs.get(NAMES[key], ()), strict=False):
             cells[f"paper_{score}"] = _paper_cell(score, value)
         rows.append(Row(row.name, row.num_runs, cells))
