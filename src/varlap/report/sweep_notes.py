@@ -6,7 +6,7 @@ from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key, variances_at_an_end
 from varlap.plot.style import plain_number
-from varlap.report.sweeps import Sweep, epochs_in_words, in_order, papers_times, run_name
+from varlap.report.sweeps import Sweep, epochs_in_words, in_order, papers_times, run_name, unlike_the_papers
 
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
@@ -48,19 +48,20 @@ def how_it_was_timed(sweep: Sweep) -> str:
     >>> from varlap.report.sweeps import sweeps
     >>> (ours,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1, curvature="default"), {}, {}, {}, 3.0)])
     >>> how_it_was_timed(ours).partition("other. ")[2]
-    "VL's curvature: the library's default; the paper's times are of the exact one, and do not stand beside."
+    "VL's curvature: the library's default. The paper's times, of curvature exact, do not stand beside."
     """
-    words = (
-        "Median over epochs, without validation and without the first, in which a GPU compiles. Runs that shared a "
-        "device slowed each other. "
-    )
+    if sweep.spec.epochs == 1:
+        words = "The one epoch without validation; a GPU compiles in it, so that it is longer than others would be."
+    else:
+        words = "Median over epochs, without validation and without the first, in which a GPU compiles."
+    words += " Runs that shared a device slowed each other. VL's curvature: "
     if papers_times(sweep):
-        return f"{words}VL's curvature: exact, as the paper's. The paper's hardware is another, so compare the ratios."
-    if sweep.spec.curvature == "exact":
-        return f"{words}VL's curvature: exact."
-    timed = sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2")
-    apart = "; the paper's times are of the exact one, and do not stand beside" if timed else ""
-    return f"{words}VL's curvature: the library's default{apart}."
+        return f"{words}exact, as the paper's. The paper's hardware is another, so compare the ratios."
+    words += "exact." if sweep.spec.curvature == "exact" else "the library's default."
+    if sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2"):
+        theirs = ", ".join(f"{name} {value}" for name, value in unlike_the_papers(sweep).items())
+        words += f" The paper's times, of {theirs}, do not stand beside."
+    return words
 
 
 def _chosen_before(sweep: Sweep, line: FinalLine) -> str:

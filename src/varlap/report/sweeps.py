@@ -18,6 +18,8 @@ from varlap.report.sources import Entry
 from varlap.report.tables import KNOWN, Cell, Column, Row, Table, comparison, printed
 
 PAPERS_MULTIPLIER = 10.0
+WORK = ("model", "width", "num_train", "batch_size", "optimizer", "clip_norm", "curvature", "gradient", "variances")
+"""the settings that say what is computed in a step, and how many steps an epoch has"""
 _METHODS = {"vl": "VL", "vi": "VI", "map": "MAP"}
 _SCORES = {column.key: column for column in KNOWN if column.key in ("nll", "accuracy", "ece")}
 _BESIDES = ("nll", "accuracy", "ece", "brier", "ood_auroc_entropy", "ood_auroc_mutual_information")
@@ -212,15 +214,24 @@ def table_2(sweep: Sweep) -> Table:
 
 
 def papers_times(sweep: Sweep) -> Mapping[str, float]:
-    """Return the paper's seconds an epoch by method; none beside another network or another curvature of VL.
+    """Return the paper's seconds an epoch by method; none beside steps that are not its own.
 
     >>> (ours,) = sweeps([Result(RunSpec("cifar10", "map", 0.1, curvature="default"), {}, {}, {}, 3.0)])
     >>> papers_times(ours)
     {}
     """
-    if not sweep.is_the_papers or sweep.spec.curvature != "exact":
-        return {}
-    return paper_numbers("table-2").get(sweep.spec.data, {})
+    return {} if unlike_the_papers(sweep) else paper_numbers("table-2").get(sweep.spec.data, {})
+
+
+def unlike_the_papers(sweep: Sweep) -> dict[str, Any]:
+    """Return those settings of the paper's steps that the runs have otherwise.
+
+    >>> (ours,) = sweeps([Result(RunSpec("cifar10", "map", 0.1, epochs=3, batch_size=512), {}, {}, {}, 3.0)])
+    >>> unlike_the_papers(ours)
+    {'batch_size': 128}
+    """
+    usual = recipe_settings("paper")
+    return {name: usual[name] for name in WORK if getattr(sweep.spec, name) != usual[name]}
 
 
 def table_of_runs(sweep: Sweep) -> Table:
