@@ -5,10 +5,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from varlap.experiments import Evaluated, Result, RunSpec
-from varlap.experiments.choice import Choice, choose
+from varlap.experiments.choice import Choice, choose, shared_seeds
 from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers, recipe_settings
 from varlap.experiments.ways import LEAST, MOST, NAMES, PAPERS, Key
@@ -17,6 +17,7 @@ from varlap.report.sections import Method
 from varlap.report.sources import Entry
 from varlap.report.tables import KNOWN, Cell, Column, Row, Table, comparison, printed
 
+Compared = Literal["beta", "log_sigma_lr_multiplier"]
 PAPERS_MULTIPLIER = 10.0
 WORK = ("model", "width", "num_train", "batch_size", "optimizer", "clip_norm", "curvature", "gradient", "variances")
 """the settings that say what is computed in a step, and how many steps an epoch has"""
@@ -307,6 +308,21 @@ def in_order(results: Iterable[Result]) -> list[Result]:
         return list(_METHODS).index(spec.method), spec.log_sigma_lr_multiplier, spec.beta, spec.seed
 
     return sorted(results, key=lambda result: place(result.spec))
+
+
+def comparable(results: Iterable[Result], setting: Compared) -> dict[float, list[Result]]:
+    """Return runs by the values of a setting, each with the seeds that all values have: a seed can be a lucky one.
+
+    >>> found = [Result(RunSpec("digits", "vl", *run), {}, {}, {}, 1.0) for run in ((0.1, 0), (0.1, 1), (0.01, 1))]
+    >>> {beta: [run.spec.seed for run in runs] for beta, runs in comparable(found, "beta").items()}
+    {0.01: [1], 0.1: [1]}
+    """
+    by_value: dict[float, list[Result]] = {}
+    for result in results:
+        by_value.setdefault(getattr(result.spec, setting), []).append(result)
+    seeds = shared_seeds(list(by_value.values()))
+    kept = {value: [run for run in runs if run.spec.seed in seeds] for value, runs in sorted(by_value.items())}
+    return {value: runs for value, runs in kept.items() if runs}
 
 
 def run_name(spec: RunSpec) -> str:
