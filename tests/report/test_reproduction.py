@@ -17,7 +17,8 @@ from varlap.experiments.final_line import FinalRow
 from varlap.report.reproduction import write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
 from varlap.report.sweep_notes import how_beta_was_chosen
-from varlap.report.sweeps import sweeps, table_1, table_2, table_of_all_ways, table_of_runs
+from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, table_of_multipliers, table_of_runs
+from varlap.report.sweeps import sweeps
 
 
 class Tags(HTMLParser):
@@ -277,13 +278,59 @@ def test_figures_are_drawn_where_there_is_something_to_compare():
     found = figure_2(sweep, "x")
     assert list(found) == [1.0, 0.1]
     assert [drawn.name.removeprefix("x-figure-2-beta-1-") for drawn in found[1.0]] == [
-        *("vi-elbo", "vl-elbo", "log-likelihood", "accuracy", "elbo"),
+        *("vl-elbo", "vi-elbo", "log-likelihood", "accuracy", "elbo"),
     ]
     assert "at the end, by multiplier, 1: -2.154, 3: " in found[1.0][0].picture.alt
     assert len(table_of_runs(sweep).rows) == 16
     assert all(drawn.png.startswith(b"\x89PNG") and b"<svg" in drawn.picture.content for drawn in found[0.1])
     (sweep,) = sweeps([made_result("vl", 0.1)])
     assert figure_1(sweep, "x") == []
+
+
+def test_figure_2_stands_in_numbers_on_the_page_and_in_the_terminal(tmp_path: Path):
+    runs = [*_faster(), *(made_result("vl", 0.1, log_sigma_lr_multiplier=10.0, seed=seed) for seed in (1, 2))]
+    (sweep,) = sweeps(runs)
+    table = table_of_multipliers(sweep)
+    assert table is not None
+    assert [row.name for row in table.rows] == [
+        f"{method}, β {beta}, × {multiplier}"
+        for beta in (1, 0.1)
+        for method in ("VL", "VI")
+        for multiplier in (1, 3, 10, 30)
+    ]
+    assert [column.heading for column in table.columns] == ["ELBO", "NLL ↓", "accuracy (%) ↑"]
+    for row, run in zip(table.rows, [*runs[8:12], *runs[:4], *runs[12:16], *runs[4:8]], strict=True):
+        assert row.num_runs == 1  # by the seeds that all multipliers have
+        assert row.cells["elbo"].value == run.history[-1]["elbo"]
+        assert not row.cells["elbo"].best
+        assert (row.cells["nll"].value, row.cells["accuracy"].value) == (
+            *(run.test["mean"]["nll"], run.test["mean"]["accuracy"]),
+        )
+    store = Store(tmp_path)
+    for run in runs:
+        store.put(run)
+    page = write_reproduction(store, tmp_path / "report").read_text()
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    terminal = CliRunner().invoke(app, ["report", str(tmp_path)]).stdout
+    for text in (page, markdown, terminal):
+        assert "Figure 2 in numbers" in text
+        for row in table.rows:
+            assert row.name in text
+            assert all(row.cells[column.key].shown in text for column in table.columns)
+        assert "× 1 is the means" in " ".join(text.split())
+    assert table_of_multipliers(sweeps(made_sweep())[0]) is None
+
+
+def test_where_multipliers_differ_table_1_says_which_its_rows_have_and_every_run_its_own():
+    (sweep,) = sweeps(_faster())
+    said = "Of the multipliers of log σ's learning rate, × 1, × 3, × 10, × 30, only runs with × 10 are here."
+    assert said in how_beta_was_chosen(sweep)
+    assert "VL, β 0.1, × 10, seed 0" in [row.name for row in table_of_runs(sweep).rows]
+    (usual,) = sweeps(made_sweep())
+    assert "multiplier" not in how_beta_was_chosen(usual)
+    assert "VL, β 0.1, seed 0" in [row.name for row in table_of_runs(usual).rows]
+    (slower,) = sweeps([made_result("vl", 0.1, log_sigma_lr_multiplier=3.0)])
+    assert [row.name for row in table_of_runs(slower).rows] == ["VL, β 0.1, × 3, seed 0"]
 
 
 @pytest.fixture(scope="module")
@@ -319,6 +366,14 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     assert len(list((tmp_path / "figures").iterdir())) == 8
     again = write_reproduction(store, tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
+
+
+def test_the_page_names_the_commit_of_every_run_and_markdown_shows_the_command_as_code(tmp_path: Path):
+    for number, result in enumerate(made_sweep((0.1,))):
+        Store(tmp_path).put(dataclasses.replace(result, origin={**result.origin, "commit": f"c0ffee{number}"}))
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    assert "<dt>commit</dt><dd>c0ffee0, c0ffee1, c0ffee2</dd>" in page
+    assert "3 runs of `varlap reproduce`, beside" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_the_report_command_recognises_a_store(store: Store, tmp_path: Path):

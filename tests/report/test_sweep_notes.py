@@ -7,7 +7,8 @@ import pytest
 from made_results import BEST, made_line, made_result, made_sweep
 from varlap.experiments.final_line import FinalRow
 from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed
-from varlap.report.sweeps import sweeps, table_1, table_2, table_of_all_ways
+from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways
+from varlap.report.sweeps import sweeps
 
 
 def _cells(table, row: str) -> dict[str, str]:

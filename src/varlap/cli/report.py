@@ -16,8 +16,7 @@ from varlap.cli.mistakes import user_mistakes
 from varlap.experiments import Store
 from varlap.report.build import as_json as plain, write_parts
 from varlap.report.reproduction import (
-    FIRST,
-    TIMES,
+    NOTED,
     as_json as plain_sweeps,
     read_sweeps,
     remark,
@@ -72,13 +71,13 @@ def _reproduction(store: Store, out: Path, title: str | None, as_json: bool) -> 
 
 
 def show_parts(console: Console, parts: Sequence[Sweep]) -> None:
-    """Print the tables of `varlap reproduce`, with how β was chosen and how the times were taken."""
+    """Print the tables of `varlap reproduce`, with the notes that they need."""
     for part in parts:
         if words := remark(part):
             console.print(Text(f"{part.title}: {words}"))
         for heading, (table, words) in tables(part).items():
             console.print(fitting(console, table, f"{heading}: {part.title}"))
-            if heading in (FIRST, TIMES):
+            if heading in NOTED:
                 console.print(Text(words))
 
 

@@ -12,14 +12,13 @@ from varlap.experiments.spec import Method
 from varlap.experiments.ways import NAMES, PAPERS, Key, Way
 from varlap.plot import style
 from varlap.report.figures import Picture, as_png, draw_picture
-from varlap.report.sweeps import Compared, Sweep, comparable
+from varlap.report.sweeps import METHODS, Compared, Sweep, comparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood", "ece": "ECE"}
 _FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
-_NAMES = {"vi": "VI", "vl": "VL"}
 _COLOURS = {"vl": 0, "vi": 1, "map": 3}  # as in Figure 1
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1}
@@ -138,19 +137,10 @@ def _network(method: Method) -> str:
 
 def figure_2(sweep: Sweep, prefix: str) -> dict[float, list[Drawn]]:
     """Draw, for each β, the ELBO over the epochs and the final scores for faster and slower log σ."""
-    found: dict[float, list[Drawn]] = {}
-    for beta in sorted({result.spec.beta for result in sweep.results}, reverse=True):
-        runs = {
-            method: sorted(
-                (r for r in sweep.results if (r.spec.method, r.spec.beta) == (method, beta) and r.history),
-                key=lambda result: (result.spec.log_sigma_lr_multiplier, result.spec.seed),
-            )
-            for method in _NAMES
-        }
-        runs = {method: each for method, each in runs.items() if len(_multipliers(each)) > 1}
-        if runs:
-            found[beta] = list(_of_beta(beta, runs, f"{prefix}-figure-2-beta-{beta:g}", sweep.title))
-    return found
+    return {
+        beta: list(_of_beta(beta, runs, f"{prefix}-figure-2-beta-{beta:g}", sweep.title))
+        for beta, runs in sweep.of_several_multipliers().items()
+    }
 
 
 def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str) -> Iterator[Drawn]:
@@ -159,8 +149,8 @@ def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str
         yield _drawn(
             f"{prefix}-{method}-elbo",
             lambda each=each: _elbos(each),
-            f"ELBO of {_NAMES[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
-            f"{_NAMES[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
+            f"ELBO of {METHODS[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
+            f"{METHODS[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
         )
     for score, words in _FINALS.items():
         yield _drawn(
@@ -176,7 +166,7 @@ def _elbos(runs: Sequence[Result]) -> "Axes":
 
     ax = style.axes_for(None, "figure_2")
     shades = colormaps[style.SEQUENTIAL]
-    found = _multipliers(runs)
+    found = sorted({run.spec.log_sigma_lr_multiplier for run in runs})
     named: set[float] = set()
     for run in runs:
         multiplier = run.spec.log_sigma_lr_multiplier
@@ -203,17 +193,13 @@ def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
         number = _COLOURS[method]
         means = _means(each, "log_sigma_lr_multiplier", final)
         ticks |= set(means)
-        ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=_NAMES[method])
+        ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=METHODS[method])
     _log_axis(ax, sorted(ticks))
     style.tidy(ax, _LOG_MULTIPLIER, words)
     if score == "accuracy":
         ax.yaxis.set_major_formatter(style.percent())
     style.legend(ax)
     return ax
-
-
-def _multipliers(runs: Sequence[Result]) -> list[float]:
-    return sorted({run.spec.log_sigma_lr_multiplier for run in runs})
 
 
 def _means(runs: Sequence[Result], setting: Compared, value: Callable[[Result], float]) -> dict[float, float]:

@@ -6,7 +6,8 @@ from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key, variances_at_an_end
 from varlap.plot.style import plain_number
-from varlap.report.sweeps import Sweep, epochs_in_words, in_order, papers_times, run_name, unlike_the_papers
+from varlap.report.sweep_tables import papers_times, unlike_the_papers
+from varlap.report.sweeps import Sweep, epochs_in_words, in_order
 
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
@@ -21,7 +22,24 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     At the end of its grid, so that a value beyond might be better: VL at β 0.003.
     """
     chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    return " ".join(filter(None, (chosen, _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep))))
+    words = chosen, which_multiplier(sweep), _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep)
+    return " ".join(filter(None, words))
+
+
+def which_multiplier(sweep: Sweep) -> str:
+    """Say which runs are shown where some have a faster or slower log σ; nothing where all have the same.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> specs = [RunSpec("digits", "vl", 0.1, log_sigma_lr_multiplier=times) for times in (1, 10)]
+    >>> (sweep,) = sweeps([Result(spec, {}, {}, {}, 1.0) for spec in specs])
+    >>> which_multiplier(sweep)
+    "Of the multipliers of log σ's learning rate, × 1, × 10, only runs with × 10 are here."
+    """
+    if len(sweep.multipliers) == 1:
+        return ""
+    found = ", ".join(f"× {multiplier:g}" for multiplier in sweep.multipliers)
+    return f"Of the multipliers of log σ's learning rate, {found}, only runs with × {sweep.multiplier:g} are here."
 
 
 def what_is_missing(sweep: Sweep) -> str:
@@ -36,7 +54,7 @@ def what_is_missing(sweep: Sweep) -> str:
     words = [] if sweep.final is None else _not_run(sweep, sweep.final)
     if sweep.diverged:
         words.append(
-            f"Diverged, and so without scores: {'; '.join(run_name(r.spec) for r in in_order(sweep.diverged))}."
+            f"Diverged, and so without scores: {'; '.join(sweep.name(r.spec) for r in in_order(sweep.diverged))}."
         )
     return " ".join(words)
 
