@@ -1,16 +1,19 @@
 """The page of a reproduction: the paper's numbers beside ours, β chosen honestly, and the same numbers everywhere."""
 
 import dataclasses
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from made_results import BEST, made_line, made_result, made_sweep
 from varlap.cli import app
+from varlap.cli.report import fitting
 from varlap.errors import DataError
 from varlap.experiments import Store
 from varlap.experiments.final_line import FinalRow
@@ -229,6 +232,21 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     assert _cells(table, "MAP, scaled")["temperature"] == "1.2"
     assert _cells(table, "MAP, Laplace")["laplace_beta"] == "0.003"
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.9500"
+
+
+def test_a_table_that_is_too_wide_for_the_terminal_is_shown_in_parts():
+    (sweep,) = sweeps(made_sweep())
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(fitting(console, table, "Every way"))
+    printed = console.file.getvalue().splitlines()
+    assert [line.strip() for line in printed if line.startswith(" ")] == ["Every way", "continued", "continued"]
+    for row in table.rows:
+        lines = [line.split("│")[2:-1] for line in printed if line.startswith(f"│ {row.name} ")]
+        found = [row.cells[column.key].shown for column in table.columns if column.key in row.cells]
+        assert [cell.strip() for line in lines for cell in line if cell.strip()] == found
+        assert all(any(cell.strip() for cell in line) for line in lines)  # a row without anything is left out
 
 
 def test_rows_against_different_other_images_name_them_and_are_not_ranked_by_them():

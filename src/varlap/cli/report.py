@@ -2,12 +2,12 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -26,7 +26,9 @@ from varlap.report.reproduction import (
 from varlap.report.sections import sections
 from varlap.report.sources import collect
 from varlap.report.sweeps import Sweep
-from varlap.report.tables import Table, comparison
+from varlap.report.tables import Column, Table, comparison
+
+_MOST_PARTS = 3  # of a table that is too wide: more of them are worse to read than a list
 
 
 def report(
@@ -81,13 +83,21 @@ def show_parts(console: Console, parts: Sequence[Sweep]) -> None:
                 console.print(Text(words))
 
 
-def fitting(console: Console, table: Table, title: str) -> RichTable | Text:
-    """Return the fullest form of a table that the terminal is wide enough for; the last one is a list."""
+def fitting(console: Console, table: Table, title: str) -> RichTable | Group | Text:
+    """Return the fullest form of a table that the terminal is wide enough for; the last ones are parts, and a list."""
     wide = console.options.update(max_width=10_000)
+
+    def fits(form: RichTable) -> bool:
+        return Measurement.get(console, wide, form).maximum <= console.width
+
     for ranges, turned in itertools.product((True, False), (False, True)):
-        form = table.to_rich(title, ranges=ranges, turned=turned)
-        if Measurement.get(console, wide, form).maximum <= console.width:
+        if fits(form := table.to_rich(title, ranges=ranges, turned=turned)):
             return form
+    for ranges in (True, False):
+        parts = _parts(table, lambda part, ranges=ranges: fits(part.to_rich(title, ranges=ranges)))
+        forms = [part.to_rich("continued" if number else title, ranges=ranges) for number, part in enumerate(parts)]
+        if len(forms) <= _MOST_PARTS and all(map(fits, forms)):
+            return Group(*forms)
     lines = [title]
     for row in table.rows:
         found = [
@@ -95,3 +105,14 @@ def fitting(console: Console, table: Table, title: str) -> RichTable | Text:
         ]
         lines.append(f"{row.name}: {', '.join(found)}")
     return Text("\n".join(lines))
+
+
+def _parts(table: Table, fits: Callable[[Table], bool]) -> list[Table]:
+    """Cut a table between its columns where it becomes too wide; a row that has nothing in a part is not there."""
+    parts: list[tuple[Column, ...]] = []
+    for column in table.columns:
+        if parts and fits(Table((*parts[-1], column), table.rows)):
+            parts[-1] = (*parts[-1], column)
+        else:
+            parts.append((column,))
+    return [Table(part, tuple(row for row in table.rows if {c.key for c in part} & row.cells.keys())) for part in parts]
