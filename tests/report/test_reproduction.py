@@ -1,23 +1,27 @@
 """The page of a reproduction: the paper's numbers beside ours, β chosen honestly, and the same numbers everywhere."""
 
 import dataclasses
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from made_results import BEST, made_line, made_result, made_sweep
 from varlap.cli import app
+from varlap.cli.report import fitting
 from varlap.errors import DataError
 from varlap.experiments import Store
 from varlap.experiments.final_line import FinalRow
 from varlap.report.reproduction import write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
 from varlap.report.sweep_notes import how_beta_was_chosen
-from varlap.report.sweeps import sweeps, table_1, table_2, table_of_all_ways, table_of_runs
+from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, table_of_multipliers, table_of_runs
+from varlap.report.sweeps import sweeps
 
 
 class Tags(HTMLParser):
@@ -134,13 +138,37 @@ def test_a_final_line_of_another_length_says_nothing_about_a_sweep():
     assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)
 
 
-def test_what_test_images_would_have_chosen_stays_where_the_sweep_is_as_long_as_the_final_runs():
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 2)])  # with the sweep's seed among them, and without
+@pytest.mark.parametrize("linearised", [True, False])  # of the sweep: without, it is another part of the page
+def test_a_final_table_shows_nothing_that_test_images_would_choose(seeds: tuple[int, ...], linearised: bool):
+    rows = {("vl", "mean"): 0.1, ("vl", "scaled"): 0.03}
+    line = dataclasses.replace(made_line(rows, sweep_epochs=4), seeds={"vl": seeds})
+    final = {result.spec: result for beta in rows.values() for result in [made_result("vl", beta, seed=seeds[0])]}
+    swept = {result.spec: result for result in made_sweep(linearised=linearised)}
+    (sweep,) = [sweep for sweep in sweeps((swept | final).values(), [line]) if sweep.final is not None]
+    table = table_1(sweep)
+    assert table is not None
+    assert not [column.key for column in table.columns if column.key.startswith("test_")]
+    assert not [key for row in table.rows for key in row.cells if key.startswith("test_")]
+    assert "best on test" not in how_beta_was_chosen(sweep).lower()
+
+
+def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_there():
     line = made_line({("vl", "mean"): 0.1}, sweep_epochs=4)
     (sweep,) = sweeps([*made_sweep(), made_result("vl", 0.1, seed=1)], [line])
     table = table_1(sweep)
     assert table is not None
-    assert [row.name for row in table.rows] == ["VL"]
-    assert (_cells(table, "VL")["beta"], _cells(table, "VL")["test_beta"]) == ("0.1", "0.03")
+    assert [(row.name, row.num_runs) for row in table.rows] == [
+        *(("VL", 2), ("VI (mean)", 1), ("VI (10 samples)", 1), ("MAP", 1)),
+    ]
+    assert [_cells(table, row.name)["beta"] for row in table.rows] == ["0.1", "0.1", "0.1", "0.01"]
+    words = how_beta_was_chosen(sweep)
+    assert words.startswith("The β of VL was chosen before")
+    assert "The other methods have no final runs: their β is chosen by the NLL of held-out images among" in words
+    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP, scaled 3" in words
+    assert "At the end of its grid, so that a value beyond might be better: VL at β 0.1; VI (mean) at β 0.1" in words
+    (all_final,) = sweeps([made_result("vl", 0.1)], [line])
+    assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")
 
 
 def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path):
@@ -206,6 +234,21 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.9500"
 
 
+def test_a_table_that_is_too_wide_for_the_terminal_is_shown_in_parts():
+    (sweep,) = sweeps(made_sweep())
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(fitting(console, table, "Every way"))
+    printed = console.file.getvalue().splitlines()
+    assert [line.strip() for line in printed if line.startswith(" ")] == ["Every way", "continued", "continued"]
+    for row in table.rows:
+        lines = [line.split("│")[2:-1] for line in printed if line.startswith(f"│ {row.name} ")]
+        found = [row.cells[column.key].shown for column in table.columns if column.key in row.cells]
+        assert [cell.strip() for line in lines for cell in line if cell.strip()] == found
+        assert all(any(cell.strip() for cell in line) for line in lines)  # a row without anything is left out
+
+
 def test_rows_against_different_other_images_name_them_and_are_not_ranked_by_them():
     same = table_of_all_ways(sweeps(made_sweep())[0])
     assert same is not None
@@ -253,13 +296,59 @@ def test_figures_are_drawn_where_there_is_something_to_compare():
     found = figure_2(sweep, "x")
     assert list(found) == [1.0, 0.1]
     assert [drawn.name.removeprefix("x-figure-2-beta-1-") for drawn in found[1.0]] == [
-        *("vi-elbo", "vl-elbo", "log-likelihood", "accuracy", "elbo"),
+        *("vl-elbo", "vi-elbo", "log-likelihood", "accuracy", "elbo"),
     ]
     assert "at the end, by multiplier, 1: -2.154, 3: " in found[1.0][0].picture.alt
     assert len(table_of_runs(sweep).rows) == 16
     assert all(drawn.png.startswith(b"\x89PNG") and b"<svg" in drawn.picture.content for drawn in found[0.1])
     (sweep,) = sweeps([made_result("vl", 0.1)])
     assert figure_1(sweep, "x") == []
+
+
+def test_figure_2_stands_in_numbers_on_the_page_and_in_the_terminal(tmp_path: Path):
+    runs = [*_faster(), *(made_result("vl", 0.1, log_sigma_lr_multiplier=10.0, seed=seed) for seed in (1, 2))]
+    (sweep,) = sweeps(runs)
+    table = table_of_multipliers(sweep)
+    assert table is not None
+    assert [row.name for row in table.rows] == [
+        f"{method}, β {beta}, × {multiplier}"
+        for beta in (1, 0.1)
+        for method in ("VL", "VI")
+        for multiplier in (1, 3, 10, 30)
+    ]
+    assert [column.heading for column in table.columns] == ["ELBO", "NLL ↓", "accuracy (%) ↑"]
+    for row, run in zip(table.rows, [*runs[8:12], *runs[:4], *runs[12:16], *runs[4:8]], strict=True):
+        assert row.num_runs == 1  # by the seeds that all multipliers have
+        assert row.cells["elbo"].value == run.history[-1]["elbo"]
+        assert not row.cells["elbo"].best
+        assert (row.cells["nll"].value, row.cells["accuracy"].value) == (
+            *(run.test["mean"]["nll"], run.test["mean"]["accuracy"]),
+        )
+    store = Store(tmp_path)
+    for run in runs:
+        store.put(run)
+    page = write_reproduction(store, tmp_path / "report").read_text()
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    terminal = CliRunner().invoke(app, ["report", str(tmp_path)]).stdout
+    for text in (page, markdown, terminal):
+        assert "Figure 2 in numbers" in text
+        for row in table.rows:
+            assert row.name in text
+            assert all(row.cells[column.key].shown in text for column in table.columns)
+        assert "× 1 is the means" in " ".join(text.split())
+    assert table_of_multipliers(sweeps(made_sweep())[0]) is None
+
+
+def test_where_multipliers_differ_table_1_says_which_its_rows_have_and_every_run_its_own():
+    (sweep,) = sweeps(_faster())
+    said = "Of the multipliers of log σ's learning rate, × 1, × 3, × 10, × 30, only runs with × 10 are here."
+    assert said in how_beta_was_chosen(sweep)
+    assert "VL, β 0.1, × 10, seed 0" in [row.name for row in table_of_runs(sweep).rows]
+    (usual,) = sweeps(made_sweep())
+    assert "multiplier" not in how_beta_was_chosen(usual)
+    assert "VL, β 0.1, seed 0" in [row.name for row in table_of_runs(usual).rows]
+    (slower,) = sweeps([made_result("vl", 0.1, log_sigma_lr_multiplier=3.0)])
+    assert [row.name for row in table_of_runs(slower).rows] == ["VL, β 0.1, × 3, seed 0"]
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +384,14 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     assert len(list((tmp_path / "figures").iterdir())) == 8
     again = write_reproduction(store, tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
+
+
+def test_the_page_names_the_commit_of_every_run_and_markdown_shows_the_command_as_code(tmp_path: Path):
+    for number, result in enumerate(made_sweep((0.1,))):
+        Store(tmp_path).put(dataclasses.replace(result, origin={**result.origin, "commit": f"c0ffee{number}"}))
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    assert "<dt>commit</dt><dd>c0ffee0, c0ffee1, c0ffee2</dd>" in page
+    assert "3 runs of `varlap reproduce`, beside" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_the_report_command_recognises_a_store(store: Store, tmp_path: Path):

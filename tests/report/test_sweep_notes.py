@@ -7,7 +7,8 @@ import pytest
 from made_results import BEST, made_line, made_result, made_sweep
 from varlap.experiments.final_line import FinalRow
 from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed
-from varlap.report.sweeps import sweeps, table_1, table_2, table_of_all_ways
+from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways
+from varlap.report.sweeps import sweeps
 
 
 def _cells(table, row: str) -> dict[str, str]:
@@ -99,9 +100,39 @@ def test_the_papers_times_stand_beside_those_of_its_curvature_alone():
         how_it_was_timed(papers)
     )
     assert [column.key for column in table_2(ours).columns] == ["seconds", "ratio"]
-    assert "VL's curvature: the library's default; the paper's times are of the exact one" in how_it_was_timed(ours)
+    assert how_it_was_timed(ours).endswith(
+        "VL's curvature: the library's default. The paper's times, of curvature exact, do not stand beside."
+    )
     assert "compare the ratios" not in how_it_was_timed(ours)
     (other,) = sweeps(made_sweep((0.1,), model="mlp"))
     assert how_it_was_timed(other).endswith("VL's curvature: exact.")
     (table,) = [column.heading for column in table_1(ours).columns if column.key == "paper_nll"]
     assert table == "paper's NLL"  # scores are compared all the same
+
+
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        ({"batch_size": 512}, "batch_size 128"),
+        ({"optimizer": "SGD", "momentum": 0.9}, "optimizer Adam"),
+        ({"clip_norm": 1.0}, "clip_norm None"),
+        ({"gradient": "quiet"}, "gradient held"),
+        ({"variances": "closed-form"}, "variances learnt"),
+    ],
+)
+def test_the_papers_times_stand_beside_those_of_its_own_steps_alone(settings: dict[str, object], theirs: str):
+    (sweep,) = sweeps(made_sweep((0.1,), **settings))
+    assert [column.key for column in table_2(sweep).columns] == ["seconds", "ratio"]
+    assert how_it_was_timed(sweep).endswith(f"exact. The paper's times, of {theirs}, do not stand beside.")
+
+
+def test_the_papers_times_stand_beside_whatever_leaves_a_step_as_it_is():
+    others = {"num_epochs": 9, "seed": 3, "lr": 1e-3, "schedule": "cosine", "validation": 0.0}
+    (sweep,) = sweeps(made_sweep((0.5,), **others))
+    assert [column.key for column in table_2(sweep).columns] == ["seconds", "ratio", "paper_seconds", "paper_ratio"]
+
+
+def test_the_time_of_one_epoch_is_not_said_to_be_without_the_first():
+    (sweep,) = sweeps(made_sweep((0.1,), num_epochs=1))
+    assert how_it_was_timed(sweep).startswith("The one epoch without validation; a GPU compiles in it")
+    assert "without the first" not in how_it_was_timed(sweep)

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -19,8 +19,7 @@ from varlap.experiments.evaluation import SCORES
 from varlap.experiments.uci import TableStore
 from varlap.report.build import as_json as plain, write_parts
 from varlap.report.reproduction import (
-    FIRST,
-    TIMES,
+    NOTED,
     as_json as plain_sweeps,
     read_sweeps,
     remark,
@@ -30,7 +29,9 @@ from varlap.report.reproduction import (
 from varlap.report.sections import sections
 from varlap.report.sources import collect
 from varlap.report.sweeps import Sweep
-from varlap.report.tables import Table, comparison
+from varlap.report.tables import Column, Table, comparison
+
+_MOST_PARTS = 3  # of a table that is too wide: more of them are worse to read than a list
 
 
 def report(
@@ -98,23 +99,31 @@ def _reproduction(store: Store, out: Path, title: str | None, as_json: bool) -> 
 
 
 def show_parts(console: Console, parts: Sequence[Sweep]) -> None:
-    """Print the tables of `varlap reproduce`, with how β was chosen and how the times were taken."""
+    """Print the tables of `varlap reproduce`, with the notes that they need."""
     for part in parts:
         if words := remark(part):
             console.print(Text(f"{part.title}: {words}"))
         for heading, (table, words) in tables(part).items():
             console.print(fitting(console, table, f"{heading}: {part.title}"))
-            if heading in (FIRST, TIMES):
+            if heading in NOTED:
                 console.print(Text(words))
 
 
-def fitting(console: Console, table: Table, title: str) -> RichTable | Text:
-    """Return the fullest form of a table that the terminal is wide enough for; the last one is a list."""
+def fitting(console: Console, table: Table, title: str) -> RichTable | Group | Text:
+    """Return the fullest form of a table that the terminal is wide enough for; the last ones are parts, and a list."""
     wide = console.options.update(max_width=10_000)
+
+    def fits(form: RichTable) -> bool:
+        return Measurement.get(console, wide, form).maximum <= console.width
+
     for ranges, turned in itertools.product((True, False), (False, True)):
-        form = table.to_rich(title, ranges=ranges, turned=turned)
-        if Measurement.get(console, wide, form).maximum <= console.width:
+        if fits(form := table.to_rich(title, ranges=ranges, turned=turned)):
             return form
+    for ranges in (True, False):
+        parts = _parts(table, lambda part, ranges=ranges: fits(part.to_rich(title, ranges=ranges)))
+        forms = [part.to_rich("continued" if number else title, ranges=ranges) for number, part in enumerate(parts)]
+        if len(forms) <= _MOST_PARTS and all(map(fits, forms)):
+            return Group(*forms)
     lines = [title]
     for row in table.rows:
         found = [
@@ -122,3 +131,14 @@ def fitting(console: Console, table: Table, title: str) -> RichTable | Text:
         ]
         lines.append(f"{row.name}: {', '.join(found)}")
     return Text("\n".join(lines))
+
+
+def _parts(table: Table, fits: Callable[[Table], bool]) -> list[Table]:
+    """Cut a table between its columns where it becomes too wide; a row that has nothing in a part is not there."""
+    parts: list[tuple[Column, ...]] = []
+    for column in table.columns:
+        if parts and fits(Table((*parts[-1], column), table.rows)):
+            parts[-1] = (*parts[-1], column)
+        else:
+            parts.append((column,))
+    return [Table(part, tuple(row for row in table.rows if {c.key for c in part} & row.cells.keys())) for part in parts]

@@ -26,7 +26,7 @@ class Choice:
     """the runs, one for each seed, at the β of the best held-out NLL"""
     by_test: tuple[Result, ...]
     """those at the β of the best test NLL, by the seeds that all β have: what looking at the test images would have
-    given"""
+    given; none for final runs, whose β another sweep has chosen"""
     betas: tuple[float, ...]
     """what was tried"""
 
@@ -59,7 +59,7 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
     for result in sorted(results, key=lambda result: (result.spec.beta, result.spec.seed)):
         if result.failure is not None or (way in result.validation and way in result.test):
             by_beta.setdefault(result.spec.beta, []).append(result)
-    seeds = _shared_seeds(list(by_beta.values()))
+    seeds = shared_seeds(list(by_beta.values()))
     trials = [runs for runs in by_beta.values() if seeds <= {run.spec.seed for run in runs}]
 
     def compared(runs: Sequence[Result]) -> list[Result]:
@@ -77,8 +77,13 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
     return Choice(tuple(chosen), tuple(chosen if on_test is chosen else compared(on_test)), betas)
 
 
-def _shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:
-    """Return the seeds that all trials have; where there is none, the one that most have, of several the least."""
+def shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:
+    """Return the seeds that all trials have; where there is none, the one that most have, of several the least.
+
+    >>> runs = [Result(RunSpec("digits", "vl", 0.1, seed), {}, {}, {}, 1.0) for seed in (0, 1)]
+    >>> shared_seeds([runs, runs[1:]])
+    {1}
+    """
     found = [{run.spec.seed for run in runs} for runs in trials]
     if not found:
         return set()

@@ -16,13 +16,17 @@ from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
-from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed, what_is_missing
-from varlap.report.sweeps import Sweep, sweeps, table_1, table_2, table_of_all_ways, table_of_runs
+from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed, what_is_missing, which_multiplier
+from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, table_of_multipliers, table_of_runs
+from varlap.report.sweeps import Sweep, sweeps
 from varlap.report.tables import Table, markdown_text
 
 FIRST = "Table 1"
 TIMES = "Table 2"
-"""the heading of the table whose note says how β was chosen"""
+NUMBERS = "Figure 2 in numbers"
+NOTED = (FIRST, TIMES, NUMBERS)
+"""the headings of the tables that cannot be understood without their notes"""
+_VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
 
 
@@ -56,7 +60,7 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
             files |= {name: content for each in drawn for name, content in each.files.items()}
         bodies.append((part.title, _html(part, groups)))
         texts.append(_markdown(part, groups))
-    heading = f"# {markdown_text(title)}\n\n{markdown_text(lead)}\n"
+    heading = f"# {markdown_text(title)}\n\n{lead}\n"
     content = as_json(parts, title)
     return write_files(
         out,
@@ -123,7 +127,17 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
         )
     if (times := table_2(part)).rows:
         found[TIMES] = times, how_it_was_timed(part)
+    if (numbers := table_of_multipliers(part)) is not None:
+        found[NUMBERS] = (
+            numbers,
+            f"× is the multiplier of log σ's learning rate: × 1 is {_at_once(part)}, × 10 the paper's. ELBO: tempered, "
+            "per datum, of the last epoch; by another β it is another quantity. Scores by the mean network.",
+        )
     return found
+
+
+def _at_once(part: Sweep) -> str:
+    return "the means' rate" if part.spec.optimizer == "Adam" else "Adam's usual rate"
 
 
 def remark(part: Sweep) -> str:
@@ -144,15 +158,14 @@ def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
     found = []
     if table_1(part) is not None and (drawn := figure_1(part, prefix)):
         words = "How well each method does over β. The log-likelihood is the mean over test images, in nats."
-        found.append((_group("Figure 1", words, drawn), drawn))
+        found.append((_group("Figure 1", f"{words} {which_multiplier(part)}".strip(), drawn), drawn))
     if drawn := over_epochs(part, prefix):
         words = "Who overfits? What each method's chosen run says of images it learns from, and of images it does not."
         found.append((_group("Over the epochs", words, drawn), drawn))
     for beta, drawn in figure_2(part, prefix).items():
-        times = "the means' rate" if part.spec.optimizer == "Adam" else "Adam's usual rate"
         words = (
             "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "
-            f"reached in the end, for log σ that learn at {times} or faster."
+            f"reached in the end, for log σ that learn at {_at_once(part)} or faster."
         )
         found.append((_group(f"Figure 2, β = {beta:g}", words, drawn), drawn))
     return found
@@ -186,7 +199,7 @@ def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
     runs = table_of_runs(part)
     body.append("<h3>Runs</h3>\n<details>\n<summary>Every run, by its mean network</summary>\n")
     body.append(f"{scrolled(runs.to_html(f'Runs of {part.title}'), 'Runs')}</details>\n")
-    versions = {name: _different(origins, name) for name in ("varlap", "torch", "python", "hardware", "date")}
+    versions = {name: _different(origins, name) for name in _VERSIONS}
     body.append("<details>\n<summary>Settings, versions and hardware</summary>\n")
     body.append(listed("Settings that all runs share", shared(part)) + listed("Versions and hardware", versions))
     return "".join(body) + "</details>\n"

@@ -4,24 +4,25 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from varlap.experiments import Result
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.spec import Method
-from varlap.experiments.ways import NAMES, PAPERS, Way
+from varlap.experiments.ways import NAMES, PAPERS, Key, Way
 from varlap.plot import style
 from varlap.report.figures import Picture, as_png, draw_picture
-from varlap.report.sweeps import Sweep
+from varlap.report.sweeps import METHODS, Compared, Sweep, comparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood", "ece": "ECE"}
 _FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
-_NAMES = {"vi": "VI", "vl": "VL"}
 _COLOURS = {"vl": 0, "vi": 1, "map": 3}  # as in Figure 1
-LABEL_WIDTH = 0.13  # of a tick, as a part of the axis
+_RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none"}
+_DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1}
+_CHARACTER, _GAP = 0.027, 0.02  # widths in ticks' labels and between them, as parts of what the ticks span
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
 
@@ -48,24 +49,30 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
     theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
 
     def draw(score: str) -> "Axes":
-        ax = style.axes_for(None, "figure_1")
+        ax = style.axes_for(None, "figure_1", (4.2, 3.7))
+        means: dict[Key, dict[float, float]] = {}
         for key, runs in series.items():
             number = PAPERS.index(key)  # a method has its colour whoever else is there
-            by_beta = _means(runs, key[1], score)
+            found = means[key] = _means(runs, "beta", lambda run, way=key[1]: _score(run, way, score))
             colour = style.colour(number)
-            ax.plot(*_xy(by_beta), color=colour, marker=style.marker(number), markersize=4, label=NAMES[key])
-            if key in chosen:
-                at = chosen[key]
-                ax.plot([at], [by_beta[at]], "o", markersize=11, markerfacecolor="none", markeredgecolor=colour)
+            ax.plot(*_xy(found), color=colour, marker=style.marker(number), markersize=4, label=NAMES[key])
+            if (at := chosen.get(key)) in found:
+                ax.plot([at], [found[at]], **_RING, markeredgecolor=colour)
             if NAMES[key] in theirs:
-                ax.axhline(_papers(theirs[NAMES[key]], score), color=colour, linestyle=":", linewidth=1)
-        _log_axis(ax, sorted({run.spec.beta for runs in series.values() for run in runs}))
+                ax.axhline(_papers(theirs[NAMES[key]], score), **_DOTTED, color=colour)
+        _log_axis(ax, sorted({beta for found in means.values() for beta in found}))
         style.tidy(ax, "β", _SCORES[score])
         if score == "accuracy":
             ax.yaxis.set_major_formatter(style.percent())
-        style.legend(ax)
+        if chosen:
+            ax.plot([], [], **_RING, markeredgecolor=style.GREY, label="chosen by held-out images")
+        if theirs:
+            ax.plot([], [], **_DOTTED, color=style.GREY, label="paper's best value")
+        # Above, since inside it would hide the paper's lines, which go from side to side.
+        style.legend(ax, "lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
         return ax
 
+    several = any(len(runs) > len({run.spec.beta for run in runs}) for runs in series.values())
     told = ", ".join(f"{NAMES[key]} chooses β {chosen[key]:g}" for key in series if key in chosen)
     return [
         _drawn(
@@ -74,7 +81,8 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
             f"{_SCORES[score]} against β on {sweep.title}; {told}",
             f"{_SCORES[score].capitalize() if score != 'ece' else 'ECE'} against β."
             + (" Rings: the β that held-out images choose." if chosen else "")
-            + (" Dotted: the paper's best value." if theirs else ""),
+            + (" Dotted: the paper's best value." if theirs else "")
+            + (" Means over the seeds that all β of a method have." if several else ""),
         )
         for score in _SCORES
     ]
@@ -129,19 +137,10 @@ def _network(method: Method) -> str:
 
 def figure_2(sweep: Sweep, prefix: str) -> dict[float, list[Drawn]]:
     """Draw, for each β, the ELBO over the epochs and the final scores for faster and slower log σ."""
-    found: dict[float, list[Drawn]] = {}
-    for beta in sorted({result.spec.beta for result in sweep.results}, reverse=True):
-        runs = {
-            method: sorted(
-                (r for r in sweep.results if (r.spec.method, r.spec.beta) == (method, beta) and r.history),
-                key=lambda result: (result.spec.log_sigma_lr_multiplier, result.spec.seed),
-            )
-            for method in _NAMES
-        }
-        runs = {method: each for method, each in runs.items() if len(_multipliers(each)) > 1}
-        if runs:
-            found[beta] = list(_of_beta(beta, runs, f"{prefix}-figure-2-beta-{beta:g}", sweep.title))
-    return found
+    return {
+        beta: list(_of_beta(beta, runs, f"{prefix}-figure-2-beta-{beta:g}", sweep.title))
+        for beta, runs in sweep.of_several_multipliers().items()
+    }
 
 
 def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str) -> Iterator[Drawn]:
@@ -150,8 +149,8 @@ def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str
         yield _drawn(
             f"{prefix}-{method}-elbo",
             lambda each=each: _elbos(each),
-            f"ELBO of {_NAMES[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
-            f"{_NAMES[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
+            f"ELBO of {METHODS[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
+            f"{METHODS[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
         )
     for score, words in _FINALS.items():
         yield _drawn(
@@ -167,11 +166,14 @@ def _elbos(runs: Sequence[Result]) -> "Axes":
 
     ax = style.axes_for(None, "figure_2")
     shades = colormaps[style.SEQUENTIAL]
-    found = _multipliers(runs)
+    found = sorted({run.spec.log_sigma_lr_multiplier for run in runs})
+    named: set[float] = set()
     for run in runs:
-        place = found.index(run.spec.log_sigma_lr_multiplier)
+        multiplier = run.spec.log_sigma_lr_multiplier
+        place = found.index(multiplier)
         epochs = [row["epoch"] + 1 for row in run.history]
-        label = f"× {run.spec.log_sigma_lr_multiplier:g}" if run.spec.seed == runs[0].spec.seed else None
+        label = None if multiplier in named else f"× {multiplier:g}"  # once, whichever seeds have diverged
+        named.add(multiplier)
         shade = shades(0.9 * (1 - place / max(1, len(found) - 1)))
         ax.plot(epochs, [row["elbo"] for row in run.history], color=shade, linestyle=style.dashes(place), label=label)
     style.tidy(ax, "epoch", "ELBO (nats per datum)")
@@ -183,15 +185,15 @@ def _elbos(runs: Sequence[Result]) -> "Axes":
 def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
     ax = style.axes_for(None, "figure_2")
     ticks: set[float] = set()
+
+    def final(run: Result) -> float:
+        return run.history[-1]["elbo"] if score == "elbo" else _score(run, "mean", score)
+
     for method, each in runs.items():
         number = _COLOURS[method]
-        by_multiplier: dict[float, list[float]] = {}
-        for run in each:
-            value = run.history[-1]["elbo"] if score == "elbo" else _score(run, "mean", score)
-            by_multiplier.setdefault(run.spec.log_sigma_lr_multiplier, []).append(value)
-        means = {multiplier: statistics.fmean(values) for multiplier, values in sorted(by_multiplier.items())}
+        means = _means(each, "log_sigma_lr_multiplier", final)
         ticks |= set(means)
-        ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=_NAMES[method])
+        ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=METHODS[method])
     _log_axis(ax, sorted(ticks))
     style.tidy(ax, _LOG_MULTIPLIER, words)
     if score == "accuracy":
@@ -200,15 +202,8 @@ def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
     return ax
 
 
-def _multipliers(runs: Sequence[Result]) -> list[float]:
-    return sorted({run.spec.log_sigma_lr_multiplier for run in runs})
-
-
-def _means(runs: Sequence[Result], way: Way, score: str) -> dict[float, float]:
-    by_beta: dict[float, list[float]] = {}
-    for run in runs:
-        by_beta.setdefault(run.spec.beta, []).append(_score(run, way, score))
-    return {beta: statistics.fmean(values) for beta, values in sorted(by_beta.items())}
+def _means(runs: Sequence[Result], setting: Compared, value: Callable[[Result], float]) -> dict[float, float]:
+    return {at: statistics.fmean(map(value, found)) for at, found in comparable(runs, setting).items()}
 
 
 def _score(run: Result, way: Way, score: str) -> float:
@@ -231,18 +226,20 @@ def _log_axis(ax: "Axes", ticks: Sequence[float]) -> None:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Label ticks of a log axis, in order; one whose label would run into the last one has none.
+    """Label ticks of a log axis, in order; one that would run into the last one stands a line lower, or has none.
 
     >>> tick_labels([0.003, 0.005, 0.01, 0.3])
-    ['0.003', '', '0.01', '0.3']
+    ['0.003', '\\n0.005', '0.01', '0.3']
     """
-    width = LABEL_WIDTH * math.log(ticks[-1] / ticks[0])
+    whole = math.log(ticks[-1] / ticks[0])
     labels: list[str] = []
-    last = 0.0
+    ends = [-math.inf, -math.inf]  # of the last label, in either line
     for tick in ticks:
-        fits = last == 0.0 or math.log(tick / last) >= width
-        labels.append(f"{tick:g}" if fits else "")
-        last = tick if fits else last
+        place, half = math.log(tick / ticks[0]), whole * _CHARACTER * len(f"{tick:g}") / 2
+        line = next((line for line, end in enumerate(ends) if place - half >= end), None)
+        labels.append("" if line is None else "\n" * line + f"{tick:g}")
+        if line is not None:
+            ends[line] = place + half + whole * _GAP
     return labels
 
 

@@ -6,7 +6,8 @@ from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key, variances_at_an_end
 from varlap.plot.style import plain_number
-from varlap.report.sweeps import Sweep, epochs_in_words, in_order, papers_times, run_name
+from varlap.report.sweep_tables import papers_times, unlike_the_papers
+from varlap.report.sweeps import Sweep, epochs_in_words, in_order
 
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
@@ -20,8 +21,25 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     >>> print(how_beta_was_chosen(sweep).partition("trials. ")[2])
     At the end of its grid, so that a value beyond might be better: VL at β 0.003.
     """
-    chosen = _chosen_before(sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    return " ".join(filter(None, (chosen, _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep))))
+    chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
+    words = chosen, which_multiplier(sweep), _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep)
+    return " ".join(filter(None, words))
+
+
+def which_multiplier(sweep: Sweep) -> str:
+    """Say which runs are shown where some have a faster or slower log σ; nothing where all have the same.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> specs = [RunSpec("digits", "vl", 0.1, log_sigma_lr_multiplier=times) for times in (1, 10)]
+    >>> (sweep,) = sweeps([Result(spec, {}, {}, {}, 1.0) for spec in specs])
+    >>> which_multiplier(sweep)
+    "Of the multipliers of log σ's learning rate, × 1, × 10, only runs with × 10 are here."
+    """
+    if len(sweep.multipliers) == 1:
+        return ""
+    found = ", ".join(f"× {multiplier:g}" for multiplier in sweep.multipliers)
+    return f"Of the multipliers of log σ's learning rate, {found}, only runs with × {sweep.multiplier:g} are here."
 
 
 def what_is_missing(sweep: Sweep) -> str:
@@ -36,7 +54,7 @@ def what_is_missing(sweep: Sweep) -> str:
     words = [] if sweep.final is None else _not_run(sweep, sweep.final)
     if sweep.diverged:
         words.append(
-            f"Diverged, and so without scores: {'; '.join(run_name(r.spec) for r in in_order(sweep.diverged))}."
+            f"Diverged, and so without scores: {'; '.join(sweep.name(r.spec) for r in in_order(sweep.diverged))}."
         )
     return " ".join(words)
 
@@ -48,22 +66,23 @@ def how_it_was_timed(sweep: Sweep) -> str:
     >>> from varlap.report.sweeps import sweeps
     >>> (ours,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1, curvature="default"), {}, {}, {}, 3.0)])
     >>> how_it_was_timed(ours).partition("other. ")[2]
-    "VL's curvature: the library's default; the paper's times are of the exact one, and do not stand beside."
+    "VL's curvature: the library's default. The paper's times, of curvature exact, do not stand beside."
     """
-    words = (
-        "Median over epochs, without validation and without the first, in which a GPU compiles. Runs that shared a "
-        "device slowed each other. "
-    )
+    if sweep.spec.epochs == 1:
+        words = "The one epoch without validation; a GPU compiles in it, so that it is longer than others would be."
+    else:
+        words = "Median over epochs, without validation and without the first, in which a GPU compiles."
+    words += " Runs that shared a device slowed each other. VL's curvature: "
     if papers_times(sweep):
-        return f"{words}VL's curvature: exact, as the paper's. The paper's hardware is another, so compare the ratios."
-    if sweep.spec.curvature == "exact":
-        return f"{words}VL's curvature: exact."
-    timed = sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2")
-    apart = "; the paper's times are of the exact one, and do not stand beside" if timed else ""
-    return f"{words}VL's curvature: the library's default{apart}."
+        return f"{words}exact, as the paper's. The paper's hardware is another, so compare the ratios."
+    words += "exact." if sweep.spec.curvature == "exact" else "the library's default."
+    if sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2"):
+        theirs = ", ".join(f"{name} {value}" for name, value in unlike_the_papers(sweep).items())
+        words += f" The paper's times, of {theirs}, do not stand beside."
+    return words
 
 
-def _chosen_before(line: FinalLine) -> str:
+def _chosen_before(sweep: Sweep, line: FinalLine) -> str:
     sweeps = {
         method: f"a sweep of {epochs_in_words(line.sweep_epochs[method])} over {{}} with "
         f"{_seeds(line.sweep_seeds[method])}"
@@ -86,9 +105,16 @@ def _chosen_before(line: FinalLine) -> str:
     if line.borrowed:
         named = " and ".join(f"‘{row}’" for row in line.borrowed)
         trials += f" that it scored. It has not scored {named}: the β there is that of the method's mean network"
+    row, others = "each row", ""
+    if lacking := {key: choice.num_trials for key, choice in sweep.choices().items() if key[0] not in line.seeds}:
+        row = " and ".join(method.upper() for method in line.seeds)
+        others = (
+            " The other methods have no final runs: their β is chosen by the NLL of held-out images among the runs "
+            f"here, the numbers of trials being {_by_row(lacking)}."
+        )
     return (
-        f"The β of each row was chosen before, by the NLL of held-out images in {by}: {trials}. No β here was chosen "
-        "by the test images; the paper's are the best values over its β, as its caption says."
+        f"The β of {row} was chosen before, by the NLL of held-out images in {by}: {trials}.{others} No β here was "
+        "chosen by the test images; the paper's are the best values over its β, as its caption says."
     )
 
 
@@ -112,7 +138,7 @@ def _chosen_here(sweep: Sweep) -> str:
 def _at_an_end(sweep: Sweep) -> str:
     named = []
     for key, choice in sweep.choices().items():
-        tried = choice.betas if sweep.final is None else sweep.final.sweep_betas[key[0]]
+        tried = choice.betas if sweep.final is None else sweep.final.sweep_betas.get(key[0], choice.betas)
         if len(tried) > 1 and choice.beta in (min(tried), max(tried)):
             named.append(f"{NAMES[key]} at β {choice.beta:g}")
         scores = [run.test[key[1]] for run in choice.by_validation]

@@ -1,32 +1,19 @@
-"""Results of `varlap reproduce`, grouped by what may be compared, and their tables beside the paper's own numbers."""
+"""Results of `varlap reproduce`, grouped by what may be compared."""
 
 import dataclasses
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from varlap.experiments import Evaluated, Result, RunSpec
-from varlap.experiments.choice import Choice, choose
+from varlap.experiments import Result, RunSpec
+from varlap.experiments.choice import Choice, choose, shared_seeds
 from varlap.experiments.final_line import FinalLine
-from varlap.experiments.grid import paper_numbers, recipe_settings
-from varlap.experiments.ways import LEAST, MOST, NAMES, PAPERS, Key
-from varlap.plot.style import plain_number
-from varlap.report.sections import Method
-from varlap.report.sources import Entry
-from varlap.report.tables import KNOWN, Cell, Column, Row, Table, comparison, printed
+from varlap.experiments.grid import recipe_settings
+from varlap.experiments.ways import NAMES, Key
 
+Compared = Literal["beta", "log_sigma_lr_multiplier"]
 PAPERS_MULTIPLIER = 10.0
-_METHODS = {"vl": "VL", "vi": "VI", "map": "MAP"}
-_SCORES = {column.key: column for column in KNOWN if column.key in ("nll", "accuracy", "ece")}
-_BESIDES = ("nll", "accuracy", "ece", "brier", "ood_auroc_entropy", "ood_auroc_mutual_information")
-_FITTED = {
-    "temperature": Column("temperature", "temperature", meaning="fitted on held-out images"),
-    "laplace_beta": Column("laplace_beta", "β of variances", meaning="of Laplace's, chosen by held-out images"),
-}
-_OTHERS = Column("ood", "other images", meaning="what OOD scores are about; where rows differ in it, none is the best")
-_BETA = Column("beta", "β", meaning="chosen by the NLL of held-out training images")
+METHODS = {"vl": "VL", "vi": "VI", "map": "MAP"}
 
 
 @dataclass(frozen=True)
@@ -43,10 +30,14 @@ class Sweep:
     """what was recorded as chosen for final runs"""
 
     @property
+    def multipliers(self) -> list[float]:
+        """What log σ's learning rate was multiplied by."""
+        return sorted({result.spec.log_sigma_lr_multiplier for result in (*self.results, *self.diverged)})
+
+    @property
     def multiplier(self) -> float:
         """The paper's multiplier of log σ's learning rate, or where no run has it the least."""
-        found = sorted({result.spec.log_sigma_lr_multiplier for result in (*self.results, *self.diverged)})
-        return PAPERS_MULTIPLIER if PAPERS_MULTIPLIER in found else found[0]
+        return PAPERS_MULTIPLIER if PAPERS_MULTIPLIER in self.multipliers else self.multipliers[0]
 
     @property
     def final(self) -> FinalLine | None:
@@ -58,12 +49,44 @@ class Sweep:
         """Return the main runs of a method."""
         return [result for result in self.results if self._is_main(result.spec, method)]
 
+    def of_several_multipliers(self) -> dict[float, dict[str, list[Result]]]:
+        """Return by β and method, VL's and VI's, what Figure 2 compares: runs of more than one multiplier."""
+        found: dict[float, dict[str, list[Result]]] = {}
+        for result in in_order(self.results):
+            if result.spec.method != "map" and result.history:
+                found.setdefault(result.spec.beta, {}).setdefault(result.spec.method, []).append(result)
+
+        def is_compared(runs: Sequence[Result]) -> bool:
+            return len({run.spec.log_sigma_lr_multiplier for run in runs}) > 1
+
+        several = {
+            beta: {method: runs for method, runs in found[beta].items() if is_compared(runs)}
+            for beta in sorted(found, reverse=True)
+        }
+        return {beta: methods for beta, methods in several.items() if methods}
+
+    def name(self, spec: RunSpec) -> str:
+        """Return what the page calls a run.
+
+        >>> (sweep,) = sweeps([Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0)])
+        >>> sweep.name(sweep.results[0].spec)
+        'VL, β 0.1, seed 0'
+        """
+        words = f"{METHODS[spec.method]}, β {spec.beta:g}"
+        if self.multipliers != [PAPERS_MULTIPLIER]:
+            words += f", × {spec.log_sigma_lr_multiplier:g}"
+        return f"{words}, seed {spec.seed}"
+
     def choices(self) -> dict[Key, Choice]:
         """Return what was chosen for each method and way of predicting, in the order of the tables.
 
-        Where a choice for final runs was recorded, the rows are these runs, and nothing is chosen again.
+        Where a choice for a method's final runs was recorded, its rows are these runs, and nothing is chosen again.
         """
-        found = {key: self._chosen_here(key) if self.final is None else self._final(key, self.final) for key in NAMES}
+        line = self.final
+        found = {
+            key: self._chosen_here(key) if line is None or key[0] not in line.seeds else self._final(key, line)
+            for key in NAMES
+        }
         return {key: choice for key, choice in found.items() if choice is not None}
 
     def _is_main(self, spec: RunSpec, method: str) -> bool:
@@ -80,15 +103,7 @@ class Sweep:
 
     def _final(self, key: Key, line: FinalLine) -> Choice | None:
         runs = tuple(run for run in line.runs(key, self.results) if key[1] in run.test)
-        if not runs:
-            return None
-        is_here = line.sweep_epochs[key[0]] == self.spec.epochs  # the sweep as well
-        here = self._chosen_here(key) if is_here else None
-        if here is None:
-            return Choice(runs, runs, (runs[0].spec.beta,))
-        by_test = tuple(run for run in here.by_test if run.spec.seed in line.seeds[key[0]])
-        is_same = here.by_test[0].spec.beta == runs[0].spec.beta
-        return Choice(runs, runs if is_same or not by_test else by_test, here.betas)
+        return Choice(runs, (), (runs[0].spec.beta,)) if runs else None
 
     @property
     def is_the_papers(self) -> bool:
@@ -126,169 +141,6 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
     return found
 
 
-def table_1(sweep: Sweep) -> Table | None:
-    """Return the paper's four rows with its numbers beside ours; None where no images could choose β.
-
-    >>> scores = {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
-    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1), scores, scores, {}, 9.0)])
-    >>> print(table_1(sweep).to_markdown().splitlines()[2])
-    | VL | 0.1 | 0.2500 | 0.23 | 92.00 | 92.4 | 0.0200 | 0.017 |
-    """
-    choices = {key: choice for key, choice in sweep.choices().items() if key in PAPERS}
-    if not choices:
-        return None
-    ours = comparison([_method(key, choice.by_validation) for key, choice in choices.items()])
-    theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
-    columns = [_BETA]
-    for score in _SCORES.values():
-        columns.append(score)
-        if theirs:
-            columns.append(
-                dataclasses.replace(score, key=f"paper_{score.key}", title=f"paper's {score.title}", direction="")
-            )
-    if any(choice.num_trials > 1 for choice in choices.values()):
-        columns.append(Column("test_beta", "best-on-test β"))
-        columns.append(Column("test_nll", "best-on-test NLL"))
-    rows = []
-    on_test = {
-        NAMES[key]: Cell(statistics.fmean(run.test[key[1]]["nll"] for run in choice.by_test))
-        for key, choice in choices.items()
-    }
-    on_test = printed(Column("test_nll", ""), on_test)
-    for row, (key, choice) in zip(ours.rows, choices.items(), strict=True):
-        cells = dict(row.cells) | {"beta": _beta(choice.beta), "test_beta": _beta(choice.by_test[0].spec.beta)}
-        cells["test_nll"] = on_test[row.name]
-        for score, value in zip(_SCORES, theirs.get(NAMES[key], ()), strict=False):
-            cells[f"paper_{score}"] = _paper_cell(score, value)
-        rows.append(Row(row.name, row.num_runs, cells))
-    return Table(tuple(columns), tuple(rows))
-
-
-def table_of_all_ways(sweep: Sweep) -> Table | None:
-    """Return all ways of predicting, baselines that the paper lacks among them, with detection of other images."""
-    choices = sweep.choices()
-    if not choices:
-        return None
-    table = comparison([_method(key, choice.by_validation) for key, choice in choices.items()])
-    columns = [_BETA, *(column for column in table.columns if column.key in _BESIDES)]
-    rows = []
-    for row, (key, choice) in zip(table.rows, choices.items(), strict=True):
-        fitted = {name: _fitted([run.test[key[1]].get(name) for run in choice.by_validation]) for name in _FITTED}
-        cells = dict(row.cells) | {name: cell for name, cell in fitted.items() if name in row.cells}
-        if others := ", ".join(dict.fromkeys(run.ood for run in choice.by_validation if run.ood)):
-            cells["ood"] = Cell(math.nan, shown=others)
-        rows.append(Row(row.name, row.num_runs, cells | {"beta": _beta(choice.beta)}))
-    if any("ood" in row.cells for row in rows):
-        columns.append(_OTHERS)
-    columns += [column for key, column in _FITTED.items() if any(key in row.cells for row in rows)]
-    return Table(tuple(columns), tuple(rows))
-
-
-def table_2(sweep: Sweep) -> Table:
-    """Return seconds an epoch and their ratio to MAP's.
-
-    >>> scores, epoch = {"mean": {"nll": 0.25}}, {"seconds": 3.0}
-    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "map", 0.1), scores, {}, {}, 3.0, (epoch,))])
-    >>> print(table_2(sweep).to_markdown().splitlines()[2])
-    | MAP | 3.00 | 1.00 | 41.8 | 1.00 |
-    """
-    found = {method: runs for method in _METHODS if (runs := sweep.of(method))}
-    times = {method: statistics.median(run.seconds_per_epoch for run in runs) for method, runs in found.items()}
-    theirs = papers_times(sweep)
-    values: dict[str, dict[str, float]] = {"seconds": times}
-    if "map" in times:
-        values["ratio"] = {method: time / times["map"] for method, time in times.items()}
-    if theirs:
-        values["paper_seconds"] = {method: theirs[_METHODS[method]] for method in times}
-        values["paper_ratio"] = {method: theirs[_METHODS[method]] / theirs["MAP"] for method in times}
-    titles = {
-        "seconds": "seconds an epoch",
-        "ratio": "× MAP",
-        "paper_seconds": "paper's seconds",
-        "paper_ratio": "paper's × MAP",
-    }
-    columns = [Column(key, titles[key], "↓" if key == "seconds" else "") for key in values]
-    cells: dict[str, dict[str, Cell]] = {method: {} for method in times}
-    for column in columns:
-        decimals = 1 if column.key == "paper_seconds" else 2
-        for method, value in values[column.key].items():
-            cells[method][column.key] = Cell(value, shown=f"{value:.{decimals}f}")
-    return Table(tuple(columns), tuple(Row(_METHODS[method], len(found[method]), cells[method]) for method in times))
-
-
-def papers_times(sweep: Sweep) -> Mapping[str, float]:
-    """Return the paper's seconds an epoch by method; none beside another network or another curvature of VL.
-
-    >>> (ours,) = sweeps([Result(RunSpec("cifar10", "map", 0.1, curvature="default"), {}, {}, {}, 3.0)])
-    >>> papers_times(ours)
-    {}
-    """
-    if not sweep.is_the_papers or sweep.spec.curvature != "exact":
-        return {}
-    return paper_numbers("table-2").get(sweep.spec.data, {})
-
-
-def table_of_runs(sweep: Sweep) -> Table:
-    """Return every run, with what it scored on held-out and on test images by its mean network."""
-    keys = {
-        "validation_nll": Column("validation_nll", "held-out NLL"),
-        "nll": _SCORES["nll"],
-        "accuracy": _SCORES["accuracy"],
-        "ece": _SCORES["ece"],
-        "elbo": Column("elbo", "ELBO", "↑"),
-        "seconds": Column("seconds", "train seconds"),
-    }
-    found: dict[str, dict[str, float]] = {}
-    for result in in_order(sweep.results):
-        scores: dict[str, float] = {name: result.test["mean"][name] for name in ("nll", "accuracy", "ece")}
-        scores["seconds"] = result.seconds
-        if "mean" in result.validation:
-            scores["validation_nll"] = result.validation["mean"]["nll"]
-        if result.history:
-            scores["elbo"] = result.history[-1]["elbo"]
-        found[run_name(result.spec)] = scores
-    for result in in_order(sweep.diverged):
-        found[f"{run_name(result.spec)} (diverged)"] = {"validation_nll": math.inf, "nll": math.inf}
-    columns = [
-        dataclasses.replace(column, direction="")
-        for key, column in keys.items()
-        if any(key in s for s in found.values())
-    ]
-    cells: dict[str, dict[str, Cell]] = {name: {} for name in found}
-    for column in columns:
-        here = {name: Cell(scores[column.key]) for name, scores in found.items() if column.key in scores}
-        for name, cell in printed(column, here).items():
-            cells[name][column.key] = cell
-    return Table(tuple(columns), tuple(Row(name, 1, cells[name]) for name in found))
-
-
-def _method(key: Key, runs: Sequence[Result]) -> Method:
-    name, way = NAMES[key], key[1]
-    scores = [{name: value for name, value in run.test[way].items() if name not in (LEAST, MOST)} for run in runs]
-    entries = [
-        Entry(Evaluated(name, each, {"seed": run.spec.seed, "ood": run.ood}, {}))
-        for run, each in zip(runs, scores, strict=True)
-    ]
-    return Method(name, tuple(entries))
-
-
-def _fitted(values: Sequence[float | None]) -> Cell:
-    """Show what the runs of a row have fitted, each value: their mean would be what none of them used."""
-    shown = dict.fromkeys("as trained" if value is None else plain_number(float(f"{value:.3g}")) for value in values)
-    first = values[0]
-    value = first if first is not None and len(shown) == 1 else math.nan
-    return Cell(value, num_runs=len(values), shown=", ".join(shown))
-
-
-def _beta(value: float) -> Cell:
-    return Cell(value, shown=f"{value:g}")
-
-
-def _paper_cell(score: str, value: float) -> Cell:
-    shown = {"nll": f"{value:.2f}", "accuracy": f"{100 * value:.1f}", "ece": f"{value:.3f}"}
-    return Cell(value, shown=shown[score])
-
-
 def in_order(results: Iterable[Result]) -> list[Result]:
     """Sort runs by method, speed of log σ, β and seed.
 
@@ -298,21 +150,24 @@ def in_order(results: Iterable[Result]) -> list[Result]:
     """
 
     def place(spec: RunSpec) -> tuple[Any, ...]:
-        return list(_METHODS).index(spec.method), spec.log_sigma_lr_multiplier, spec.beta, spec.seed
+        return list(METHODS).index(spec.method), spec.log_sigma_lr_multiplier, spec.beta, spec.seed
 
     return sorted(results, key=lambda result: place(result.spec))
 
 
-def run_name(spec: RunSpec) -> str:
-    """Return what the page calls a run.
+def comparable(results: Iterable[Result], setting: Compared) -> dict[float, list[Result]]:
+    """Return runs by the values of a setting, each with the seeds that all values have: a seed can be a lucky one.
 
-    >>> run_name(RunSpec("digits", "vl", 0.1))
-    'VL, β 0.1, seed 0'
+    >>> found = [Result(RunSpec("digits", "vl", *run), {}, {}, {}, 1.0) for run in ((0.1, 0), (0.1, 1), (0.01, 1))]
+    >>> {beta: [run.spec.seed for run in runs] for beta, runs in comparable(found, "beta").items()}
+    {0.01: [1], 0.1: [1]}
     """
-    words = f"{_METHODS[spec.method]}, β {spec.beta:g}"
-    if spec.log_sigma_lr_multiplier != PAPERS_MULTIPLIER:
-        words += f", multiplier {spec.log_sigma_lr_multiplier:g}"
-    return f"{words}, seed {spec.seed}"
+    by_value: dict[float, list[Result]] = {}
+    for result in results:
+        by_value.setdefault(getattr(result.spec, setting), []).append(result)
+    seeds = shared_seeds(list(by_value.values()))
+    kept = {value: [run for run in runs if run.spec.seed in seeds] for value, runs in sorted(by_value.items())}
+    return {value: runs for value, runs in kept.items() if runs}
 
 
 def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
