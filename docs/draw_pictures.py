@@ -1,5 +1,7 @@
 """Run the tutorials and put their pictures, in few colours, where the site shows them; also those of `results/paper`.
 
+Of the latter there are more than the page of the experiments shows, and the others are left out.
+
 `python docs/draw_pictures.py [NAME ...]`, with `paper` for the latter; what each prints is printed too, for its page.
 """
 
@@ -33,7 +35,12 @@ def main(names: list[str]) -> None:
         print(f"== {PAPER}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             write_reproduction(ROOT / "results" / PAPER, folder)
-            _keep(Path(folder) / "figures", IMAGES / PAPER)
+            page = (ROOT / "docs" / "experiments.md").read_text()
+            figures = Path(folder) / "figures"
+            for picture in figures.glob("*.png"):
+                if picture.name not in page:
+                    picture.unlink()
+            _keep(figures, IMAGES / PAPER)
 
 
 def _keep(drawn_in: Path, shown_from: Path) -> None:

@@ -140,8 +140,9 @@ def _line(ax: "Axes", found: ReliabilityBins, colour: str, marker: str, label: s
     area = np.maximum(_LARGEST_MARKER * (found.count / found.count.max())[full].sqrt().numpy(), _SMALLEST_MARKER)
     enough = found.count[full].numpy() >= _FEW
     ax.plot(x[enough], y[enough], color=colour, linewidth=1, alpha=0.6)
-    for some, options in ((enough, {"label": label}), (~enough, {"alpha": 0.25})):
-        ax.scatter(x[some], y[some], s=area[some], color=colour, marker=marker, zorder=3, linewidths=0, **options)
+    for some, named, alpha in ((enough, label, None), (~enough, None, 0.25)):
+        form = {"color": colour, "marker": marker, "linewidths": 0, "zorder": 3}
+        ax.scatter(x[some], y[some], area[some], label=named, alpha=alpha, **form)
 
 
 def _strip(ax: "Axes", found: Mapping[str, ReliabilityBins]) -> None:
