@@ -1,9 +1,10 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
+import contextlib
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from signal import Signals
 
 
@@ -130,6 +131,23 @@ def did_you_mean(word: object, known: Iterable[str], otherwise: str | None = Non
         return otherwise
     *others, last = map(repr, by_lower.values())
     return f"choose {', '.join(others)} or {last}" if others else f"choose {last}"
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, what: str, module: str) -> Iterator[None]:
+    """Say which extra brings a module that is not there; an import that fails otherwise is not mistaken for that.
+
+    >>> with needs_extra("plot", "varlap.plot", "no_such_module"):
+    ...     import no_such_module
+    Traceback (most recent call last):
+    varlap.errors.MissingExtraError: varlap.plot needs an optional dependency: pip install '.[plot]' in the checkout
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module:  # what it needs itself is another matter
+            raise
+        raise missing_extra(extra, what) from error
 
 
 def missing_extra(extra: str, what: str) -> MissingExtraError:

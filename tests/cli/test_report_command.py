@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import varlap
 from made_results import made_result
 from varlap.cli import app
+from varlap.errors import VarlapWarning
 from varlap.experiments import Evaluated, Store
 from varlap.experiments.uci import TableResult, TableRun, TableStore
 
@@ -23,15 +25,22 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.filterwarnings("default::varlap.errors.VarlapWarning")
 def test_stores_below_a_folder_of_runs_are_named_with_their_commands(runs: Path):
     done = CliRunner().invoke(app, ["report", str(runs), "--json"])
     assert done.exit_code == 0, done.output
     assert done.stderr == (
-        f"varlap: stores of `varlap reproduce` have pages of their own: `varlap report {runs / 'paper'}`, "
-        f"`varlap reproduce uci --out {runs / 'uci'}`\n"
+        f"varlap: warning: stores of `varlap reproduce` below {runs} have pages of their own: `varlap report "
+        f"{runs / 'paper'}`, `varlap reproduce uci --out {runs / 'uci'}`\n"
     )
     assert Path(json.loads(done.stdout)["page"]).is_file()
     assert CliRunner().invoke(app, ["report", str(runs / "vl"), "--json"]).stderr == ""
+
+
+def test_a_page_from_python_names_them_too_and_a_name_with_a_space_can_be_pasted(runs: Path):
+    (runs / "paper").rename(runs / "the paper")
+    with pytest.warns(VarlapWarning, match="have pages of their own: `varlap report '.*/the paper'`"):
+        varlap.report.write(runs, out=runs / "page")
 
 
 def test_a_folder_of_stores_alone_is_refused_with_their_commands(runs: Path):

@@ -103,6 +103,17 @@ def test_rings_and_dotted_lines_are_named_in_a_legend_that_covers_nothing(drawn:
     assert "paper's best value" not in [text.get_text() for text in drawn["x-figure-1-ece"].get_legend().get_texts()]
 
 
+def test_no_legend_covers_a_line(drawn: dict[str, Axes]):
+    (sweep,) = sweeps(made_sweep())
+    over_epochs(sweep, "x")
+    (early,) = sweeps([made_result("vl", 0.1, log_sigma_lr_multiplier=multiplier) for multiplier in (1.0, 10.0)])
+    figure_2(early, "x")
+    assert len(drawn) == 5
+    for ax in drawn.values():
+        ax.figure.draw_without_rendering()
+        assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
+
+
 @pytest.mark.parametrize(
     "betas", [(0.005, 0.01), (0.003, 0.005, 0.01, 0.1, 0.3), (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)]
 )

@@ -210,6 +210,7 @@ def test_tensorboard_gets_each_value_and_is_flushed(tmp_path, monkeypatch):
 
 
 def test_without_tensorboard_the_error_holds_the_pip_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"TensorBoardLogger needs .* pip install '\.\[tensorboard\]'"):
         TensorBoardLogger(tmp_path)

@@ -56,7 +56,8 @@ def get(
                     f"of {_times(source.image_shape)} in {path}"
                 )
         if failed:
-            raise DataError("; ".join(failed))
+            stored = f"; stored: {', '.join(one['name'] for one in fetched)}" if fetched else ""
+            raise DataError("; ".join(failed) + stored)
     if as_json:
         typer.echo(json.dumps({"folder": str(data_folder()), "data": fetched}))
 

@@ -13,10 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from varlap.cli.mistakes import user_mistakes
-from varlap.errors import DataError
 from varlap.experiments import Store
-from varlap.experiments.evaluation import SCORES
-from varlap.experiments.uci import TableStore
 from varlap.report.build import as_json as plain, write_parts
 from varlap.report.reproduction import (
     NOTED,
@@ -52,11 +49,8 @@ def report(
         if len(runs) == 1 and Store.is_one(runs[0]):
             _reproduction(Store(runs[0]), runs[0] / "report" if out is None else out, title, as_json)
             return
-        commands = _stores_below(runs)
         parts = sections(collect(runs))
         path = write_parts(parts, runs[0] / "report" if out is None else out, title)
-    if commands:
-        typer.echo(f"varlap: stores of `varlap reproduce` have pages of their own: {', '.join(commands)}", err=True)
     if as_json:
         typer.echo(json.dumps({"page": str(path), **plain(parts, title)}, allow_nan=False))
         return
@@ -64,26 +58,6 @@ def report(
     for section in parts:
         console.print(fitting(console, comparison(section.methods).short(), section.title))
     console.print(f"[bold]{path.resolve().as_uri()}[/]", soft_wrap=True, highlight=False)
-
-
-def _stores_below(runs: Sequence[Path]) -> list[str]:
-    """Return the commands that write the pages of stores of `varlap reproduce` below the folders.
-
-    Raises:
-        DataError: a folder has these and no evaluations.
-    """
-    commands: list[str] = []
-    for root in runs:
-        found: list[str] = []
-        for folder in sorted({path.parent for path in root.rglob("*.json")} - {root}):
-            if Store.is_one(folder):
-                found.append(f"`varlap report {folder}`")
-            elif TableStore(folder).tables():
-                found.append(f"`varlap reproduce uci --out {folder}`")
-        if found and not any(root.rglob(SCORES)):
-            raise DataError(f"{root} has no evaluations below, but stores of `varlap reproduce`: {', '.join(found)}")
-        commands += found
-    return commands
 
 
 def _reproduction(store: Store, out: Path, title: str | None, as_json: bool) -> None:

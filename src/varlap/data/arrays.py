@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from varlap.data.sources import SOURCES
-from varlap.errors import DataError, missing_extra
+from varlap.errors import DataError, needs_extra
 
 KNOWN_NAMES = ("digits", *SOURCES)
 """The data sets of the command line; `load` reads any other NAME.npz as well."""
@@ -129,13 +129,9 @@ def load(name: str, folder: str | Path | None = None) -> ArrayData:
 
 
 def _load_digits() -> ArrayData:
-    try:
+    with needs_extra("sklearn", "the digits data set", "sklearn"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "sklearn":  # what it needs itself is another matter
-            raise
-        raise missing_extra("sklearn", "the digits data set") from error
     bunch: Any = load_digits()
     images = (bunch.images[:, None] / 16).astype(np.float32)
     labels = bunch.target.astype(np.int64)

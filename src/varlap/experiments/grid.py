@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -109,7 +109,19 @@ def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunS
     settings = {**content.get("common", {}), **content.get("grid", {}), **changes}
     axes = {name: _listed(name, value) for name, value in settings.items()}
     points = (dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values()))
-    return tuple(dict.fromkeys(RunSpec.of(point) for whole in points for point in _with_own_betas(whole)))
+    specs = tuple(dict.fromkeys(RunSpec.of(point) for whole in points for point in _with_own_betas(whole)))
+    _refuse_idle_multipliers(specs)
+    return specs
+
+
+def _refuse_idle_multipliers(specs: Sequence[RunSpec]) -> None:
+    """Refuse to compare learning rates of log σ where VL learns none: its runs would all be the same."""
+    idle = [spec for spec in specs if (spec.method, spec.variances) == ("vl", "closed-form")]
+    if len({spec.log_sigma_lr_multiplier for spec in idle}) > 1:
+        raise ConfigError(
+            "several values of log_sigma_lr_multiplier would change nothing: VL learns no log σ where variances = "
+            "'closed-form'; set variances = 'learnt' too"
+        )
 
 
 def _listed(name: str, value: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """A grid of runs, one after the other: what the store has is not computed again, and a budget of time is kept."""
 
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from varlap.data.store import num_training_images
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments.evaluation import origin
 from varlap.experiments.grid_progress import GridProgress
+from varlap.experiments.image_task import check_num_train
 from varlap.experiments.run import RUNNING, claim, epochs_done, forget, run
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
@@ -197,7 +199,8 @@ def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> N
         it, file = ("it", f"{missing[0]}.npz") if len(missing) == 1 else ("them", "a NAME.npz of each")
         num_missing = sum(spec.data in missing for spec in pending)
         num_stored = len(specs) - len(pending)
-        page = f"; the store has {num_stored}, and `varlap report {store.folder}` writes the page of what is there"
+        command = f"varlap report {shlex.quote(str(store.folder))}"
+        page = f"; the store has {num_stored}, and `{command}` writes the page of what is there"
         here = [data for data in wanted if data not in missing]
         choose = f", or run what is there: {' '.join(f'--data {data}' for data in here)}" if here else ""
         raise ConfigError(
@@ -205,12 +208,11 @@ def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> N
             f"{page if num_stored else ''}. Fetch {it} with `varlap data get {' '.join(missing)}`, put {file} "
             f"there, or set VARLAP_DATA to the folder that holds {it}{choose}"
         )
-    for spec in pending:
-        if spec.num_train is None or (num_images := num_training_images(spec.data)) is None:
-            continue
-        num_left = num_images - round(spec.validation * num_images)
-        if spec.num_train > num_left:
-            raise ConfigError(f"num_train = {spec.num_train}, but {spec.data} has {num_left} images to train on")
+    for data in wanted:
+        sizes = {(spec.validation, spec.num_train) for spec in pending if spec.data == data and spec.num_train}
+        if sizes and (num_images := num_training_images(data)) is not None:
+            for validation, num_train in sizes:
+                check_num_train(data, num_images, validation, num_train)
 
 
 def name(spec: RunSpec) -> str:

@@ -125,7 +125,18 @@ class ImageTask:
             raise ConfigError(f"--validation {self.validation} leaves no training images; hold out less")
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self.seed))
         held_out, kept = order[:num_held_out], order[num_held_out:]
-        if self.num_train is not None and self.num_train > len(kept):
-            raise ConfigError(f"num_train = {self.num_train}, but {self.data} has {len(kept)} images to train on")
+        check_num_train(self.data, len(y), self.validation, self.num_train)
         kept = kept[: self.num_train]
         return (x[kept], y[kept]), (x[held_out], y[held_out]) if num_held_out else None
+
+
+def check_num_train(data: str, num_images: int, validation: float, num_train: int | None) -> None:
+    """Refuse to train on more images than there are besides those that are held out.
+
+    >>> check_num_train("digits", 1437, 0.2, 1200)
+    Traceback (most recent call last):
+    varlap.errors.ConfigError: num_train = 1200, but digits has 1150 images to train on
+    """
+    num_left = num_images - round(validation * num_images)
+    if num_train is not None and num_train > num_left:
+        raise ConfigError(f"num_train = {num_train}, but {data} has {num_left} images to train on")

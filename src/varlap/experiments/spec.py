@@ -37,7 +37,6 @@ _CHOICES: dict[str, Sequence[str]] = {
     "gradient": get_args(Gradient),
     "variances": get_args(Variances),
 }
-_USUAL_MULTIPLIER = 10.0
 _ALWAYS = ("data", "method", "beta", "seed", "recipe")  # what a run is called by
 
 
@@ -75,7 +74,7 @@ class RunSpec:
     clip_norm: float | None = None
     """the largest norm that all gradients may have together"""
     batch_size: int = 128
-    log_sigma_lr_multiplier: float = _USUAL_MULTIPLIER
+    log_sigma_lr_multiplier: float = 10.0
     curvature: Curvature = "exact"
     """of VL: the paper's, or the library's, of a sixteenth of the images whatever the batch size is"""
     gradient: Gradient = "held"
@@ -128,12 +127,6 @@ class RunSpec:
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if self.momentum and self.optimizer != "SGD":
             raise ConfigError(f"momentum = {self.momentum:g} is SGD's; set optimizer = 'SGD' too")
-        learns_no_variances = self.method == "vl" and self.variances == "closed-form"
-        if learns_no_variances and self.log_sigma_lr_multiplier != _USUAL_MULTIPLIER:
-            raise ConfigError(
-                f"log_sigma_lr_multiplier = {self.log_sigma_lr_multiplier:g} would change nothing: VL learns no log σ "
-                "where variances = 'closed-form'; set variances = 'learnt' too"
-            )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RunSpec":

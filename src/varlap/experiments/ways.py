@@ -101,8 +101,10 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
         try:
             beta = _choose_variances(bnn, spec, task, task.held_out)
         except NonFiniteError as error:  # a training is not lost for its curvature
-            log.warning("%s is left out: %s", NAMES[spec.method, "linearised"], error)
-            return found
+            log.warning("no variances of Laplace's method: %s", error)
+            if spec.method == "map":
+                return found
+            beta = None
         fitted = {} if beta is None else {"laplace_beta": beta, LEAST: min(LAPLACE_BETAS), MOST: max(LAPLACE_BETAS)}
         score("linearised", fitted, how="linearised", num_samples=NUM_DRAWS)
     return found

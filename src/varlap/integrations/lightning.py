@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from varlap import tree
-from varlap.errors import BatchError, CheckpointError, ConfigError, missing_extra
+from varlap.errors import BatchError, CheckpointError, ConfigError, needs_extra
 from varlap.metrics.accumulator import Scores
 from varlap.objectives import Objective
 from varlap.posterior import BNN
@@ -22,14 +22,10 @@ from varlap.training.run_folder import spec_of
 from varlap.training.sampler import FitSampler
 from varlap.training.settings import FitSettings
 
-try:
+with needs_extra("lightning", "varlap.integrations.lightning", "lightning"):
     from lightning.pytorch import LightningModule
     from lightning.pytorch.plugins.io import CheckpointIO
     from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
-except ModuleNotFoundError as error:
-    if (error.name or "").split(".")[0] != "lightning":  # what it needs itself is another matter
-        raise
-    raise missing_extra("lightning", "varlap.integrations.lightning") from error
 
 __all__ = ["FitSampler", "LightningBNN"]
 

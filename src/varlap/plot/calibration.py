@@ -139,9 +139,9 @@ def _line(ax: "Axes", found: ReliabilityBins, colour: str, marker: str, label: s
     x, y = found.confidence[full].numpy(), found.accuracy[full].numpy()
     area = np.maximum(_LARGEST_MARKER * (found.count / found.count.max())[full].sqrt().numpy(), _SMALLEST_MARKER)
     enough = found.count[full].numpy() >= _FEW
-    ax.plot(x[enough], y[enough], color=colour, linewidth=1, alpha=0.6)
+    ax.plot(x, np.where(enough, y, np.nan), color=colour, linewidth=1, alpha=0.6)
+    form = {"color": colour, "marker": marker, "linewidths": 0, "zorder": 3}
     for some, named, alpha in ((enough, label, None), (~enough, None, 0.25)):
-        form = {"color": colour, "marker": marker, "linewidths": 0, "zorder": 3}
         ax.scatter(x[some], y[some], area[some], label=named, alpha=alpha, **form)
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from varlap.errors import missing_extra
+from varlap.errors import needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,12 +30,8 @@ def axes_for(ax: "Axes | None", function: str, size: tuple[float, float] = _SIZE
     >>> axes_for(None, "reliability").figure.get_size_inches()
     array([4.2, 3.2])
     """
-    try:
+    with needs_extra("plot", f"varlap.plot.{function}", "matplotlib"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":  # what it needs itself is another matter
-            raise
-        raise missing_extra("plot", f"varlap.plot.{function}") from error
     return Figure(figsize=size, dpi=_DPI, layout="constrained").subplots() if ax is None else ax
 
 

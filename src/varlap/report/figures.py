@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from varlap import plot
-from varlap.errors import DataError, MissingExtraError, VarlapError, missing_extra
+from varlap.errors import DataError, MissingExtraError, VarlapError, needs_extra
 from varlap.experiments import Evaluated
 from varlap.report.sections import Method, Section
 from varlap.report.sources import Entry
@@ -270,10 +270,8 @@ def _saved(figure: object, form: str, metadata: Mapping[str, None]) -> bytes:
 
 @contextlib.contextmanager
 def _plain_style() -> Iterator[None]:
-    try:
+    with needs_extra("plot", "varlap.report", "matplotlib"):
         import matplotlib
-    except ImportError as error:
-        raise missing_extra("plot", "varlap.report") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["svg.hashsalt"] = "varlap"  # names inside an SVG are drawn at random otherwise

@@ -21,10 +21,10 @@ from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, tabl
 from varlap.report.sweeps import Sweep, sweeps
 from varlap.report.tables import Table, markdown_text
 
-FIRST = "Table 1"
-TIMES = "Table 2"
-NUMBERS = "Figure 2 in numbers"
-NOTED = (FIRST, TIMES, NUMBERS)
+TABLE_1 = "Table 1"
+TABLE_2 = "Table 2"
+FIGURE_2_NUMBERS = "Figure 2 in numbers"
+NOTED = (TABLE_1, TABLE_2, FIGURE_2_NUMBERS)
 """the headings of the tables that cannot be understood without their notes"""
 _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
@@ -118,7 +118,7 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
     found: dict[str, tuple[Table, str]] = {}
     first, all_ways = table_1(part), table_of_all_ways(part)
     if first is not None and all_ways is not None:
-        found[FIRST] = first, how_beta_was_chosen(part)
+        found[TABLE_1] = first, how_beta_was_chosen(part)
         found["Every way of predicting"] = (
             all_ways,
             "Scaled: by a temperature that held-out images choose. Laplace and linearised: 10 draws of the network "
@@ -126,17 +126,17 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             "the other images; where these differ between rows, no row is the best.",
         )
     if (times := table_2(part)).rows:
-        found[TIMES] = times, how_it_was_timed(part)
+        found[TABLE_2] = times, how_it_was_timed(part)
     if (numbers := table_of_multipliers(part)) is not None:
-        found[NUMBERS] = (
+        found[FIGURE_2_NUMBERS] = (
             numbers,
-            f"× is the multiplier of log σ's learning rate: × 1 is {_at_once(part)}, × 10 the paper's. ELBO: tempered, "
-            "per datum, of the last epoch; by another β it is another quantity. Scores by the mean network.",
+            f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's. ELBO: "
+            "tempered, per datum, of the last epoch; by another β it is another quantity. Scores by the mean network.",
         )
     return found
 
 
-def _at_once(part: Sweep) -> str:
+def _rate_at_one(part: Sweep) -> str:
     return "the means' rate" if part.spec.optimizer == "Adam" else "Adam's usual rate"
 
 
@@ -165,7 +165,7 @@ def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
     for beta, drawn in figure_2(part, prefix).items():
         words = (
             "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "
-            f"reached in the end, for log σ that learn at {_at_once(part)} or faster."
+            f"reached in the end, for log σ that learn at {_rate_at_one(part)} or faster."
         )
         found.append((_group(f"Figure 2, β = {beta:g}", words, drawn), drawn))
     return found

@@ -1,13 +1,14 @@
 """What a report is made of: evaluations on disk or in memory, and the folders of the runs that they judge."""
 
 import json
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from varlap.data import UCI_SETS
-from varlap.errors import DataError
+from varlap.errors import DataError, warn
 from varlap.experiments import Evaluated, Store
 from varlap.experiments.evaluation import SCORES
 from varlap.training.records import Records
@@ -70,8 +71,11 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
         if not root.is_dir():
             raise DataError(f"{source} is not a folder; give the folder of a run, or one with runs below")
         below = sorted(path.parent for path in root.rglob(SCORES))
+        stores = _stores_below(root)
         if not below:
-            raise DataError(_why_nothing(root))
+            raise DataError(_why_nothing(root, stores))
+        if stores:
+            warn(f"stores of `varlap reproduce` below {root} have pages of their own: {', '.join(stores)}")
         for folder in below:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
@@ -79,15 +83,32 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
     return entries
 
 
-def _why_nothing(root: Path) -> str:
+def _stores_below(root: Path) -> list[str]:
+    """Return the commands that write the pages of what `varlap reproduce` has left below a folder."""
+    commands = []
+    for folder in sorted({path.parent for path in root.rglob("*.json")} - {root}):
+        if _has_tables(folder):
+            commands.append(f"`varlap reproduce uci --out {shlex.quote(str(folder))}`")
+        elif Store.is_one(folder):
+            commands.append(f"`varlap report {shlex.quote(str(folder))}`")
+    return commands
+
+
+def _has_tables(folder: Path) -> bool:
+    return any((folder / f"{name}.json").is_file() for name in UCI_SETS)
+
+
+def _why_nothing(root: Path, stores: Sequence[str]) -> str:
     """Say what a folder without evaluations is, and which command makes its page."""
-    if any((root / f"{name}.json").is_file() for name in UCI_SETS):
+    if _has_tables(root):
         return (
             f"{root} holds results of `varlap reproduce uci`, whose page is {root / 'report.md'}; "
             f"`varlap reproduce uci --out {root}` writes it, and computes what is missing"
         )
     if Store.is_one(root):
         return f"{root} is a store of `varlap reproduce`, with a page of its own; give it alone: `varlap report {root}`"
+    if stores:
+        return f"{root} has no evaluations below, but stores of `varlap reproduce`: {', '.join(stores)}"
     return (
         f"there are no evaluations below {root} (no {SCORES}); write them by `varlap evaluate RUN`, "
         "or by varlap.experiments.Evaluated(...).write(FOLDER)"

@@ -23,6 +23,7 @@ _COLOURS = {"vl": 0, "vi": 1, "map": 3}  # as in Figure 1
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1}
 _CHARACTER, _GAP = 0.027, 0.02  # widths in ticks' labels and between them, as parts of what the ticks span
+_WITH_LEGEND = (4.2, 3.7)  # inches, with room above
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
 
@@ -49,7 +50,7 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
     theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
 
     def draw(score: str) -> "Axes":
-        ax = style.axes_for(None, "figure_1", (4.2, 3.7))
+        ax = style.axes_for(None, "figure_1", _WITH_LEGEND)
         means: dict[Key, dict[float, float]] = {}
         for key, runs in series.items():
             number = PAPERS.index(key)  # a method has its colour whoever else is there
@@ -68,8 +69,7 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
             ax.plot([], [], **_RING, markeredgecolor=style.GREY, label="chosen by held-out images")
         if theirs:
             ax.plot([], [], **_DOTTED, color=style.GREY, label="paper's best value")
-        # Above, since inside it would hide the paper's lines, which go from side to side.
-        style.legend(ax, "lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        _legend_above(ax)
         return ax
 
     several = any(len(runs) > len({run.spec.beta for run in runs}) for runs in series.values())
@@ -99,7 +99,7 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
         return []
 
     def draw() -> "Axes":
-        ax = style.axes_for(None, "over_epochs")
+        ax = style.axes_for(None, "over_epochs", _WITH_LEGEND)
         for method, run in chosen.items():
             colour = style.colour(_COLOURS[method])
             trained = [(row["epoch"] + 1, -row["log_likelihood"]) for row in run.history]
@@ -108,14 +108,14 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
             ax.plot(*zip(*held_out, strict=True), color=colour, label=f"{_network(method)}, β {run.spec.beta:g}")
             ax.plot(*zip(*trained, strict=True), color=colour, linestyle=":")
         for words, line in (("held-out images", "-"), ("training images", ":")):
-            ax.plot([], [], color="grey", linestyle=line, label=words)
+            ax.plot([], [], color=style.GREY, linestyle=line, label=words)
         style.tidy(ax, "epoch", "NLL (nats)")
         ax.set_yscale("log")
         ticks = style.log_ticks(*ax.get_ylim())
         ax.set_yticks(ticks, [style.plain_number(tick) for tick in ticks])
         ax.minorticks_off()
         ax.xaxis.set_major_locator(style.whole_numbers())
-        style.legend(ax)
+        _legend_above(ax)
         return ax
 
     last = "; ".join(f"{_network(method)} {run.history[-1]['validation_nll']:.3f}" for method, run in chosen.items())
@@ -128,6 +128,11 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
             "weights drawn anew in each step).",
         )
     ]
+
+
+def _legend_above(ax: "Axes") -> None:
+    """Put the legend where it hides nothing: lines go from side to side here, and from top to bottom."""
+    style.legend(ax, "lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
 def _network(method: Method) -> str:
@@ -164,7 +169,7 @@ def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str
 def _elbos(runs: Sequence[Result]) -> "Axes":
     from matplotlib import colormaps
 
-    ax = style.axes_for(None, "figure_2")
+    ax = style.axes_for(None, "figure_2", _WITH_LEGEND)
     shades = colormaps[style.SEQUENTIAL]
     found = sorted({run.spec.log_sigma_lr_multiplier for run in runs})
     named: set[float] = set()
@@ -178,12 +183,12 @@ def _elbos(runs: Sequence[Result]) -> "Axes":
         ax.plot(epochs, [row["elbo"] for row in run.history], color=shade, linestyle=style.dashes(place), label=label)
     style.tidy(ax, "epoch", "ELBO (nats per datum)")
     ax.xaxis.set_major_locator(style.whole_numbers())
-    style.legend(ax)
+    _legend_above(ax)
     return ax
 
 
 def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
-    ax = style.axes_for(None, "figure_2")
+    ax = style.axes_for(None, "figure_2", _WITH_LEGEND)
     ticks: set[float] = set()
 
     def final(run: Result) -> float:
@@ -198,7 +203,7 @@ def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
     style.tidy(ax, _LOG_MULTIPLIER, words)
     if score == "accuracy":
         ax.yaxis.set_major_formatter(style.percent())
-    style.legend(ax)
+    _legend_above(ax)
     return ax
 
 

@@ -74,7 +74,8 @@ def how_it_was_timed(sweep: Sweep) -> str:
         words = "Median over epochs, without validation and without the first, in which a GPU compiles."
     words += " Runs that shared a device slowed each other. VL's curvature: "
     if papers_times(sweep):
-        return f"{words}exact, as the paper's. The paper's hardware is another, so compare the ratios."
+        words += "exact, as the paper's. The paper's hardware is another: compare ratios, of runs that had a device to "
+        return f"{words}themselves."
     words += "exact." if sweep.spec.curvature == "exact" else "the library's default."
     if sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2"):
         theirs = ", ".join(f"{name} {value}" for name, value in unlike_the_papers(sweep).items())

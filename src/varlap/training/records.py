@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from varlap.errors import CheckpointError, ConfigError, missing_extra
+from varlap.errors import CheckpointError, ConfigError, needs_extra
 from varlap.files import replace_file
 
 Value = float | int | str
@@ -158,10 +158,8 @@ class TensorBoardLogger:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        try:
+        with needs_extra("tensorboard", "TensorBoardLogger", "tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise missing_extra("tensorboard", "TensorBoardLogger") from error
         self._writer = SummaryWriter(str(folder))
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:

@@ -1,13 +1,9 @@
 """`VLClassifier` and `VLRegressor`: Variational Laplace as scikit-learn estimators."""
 
-from varlap.errors import missing_extra
+from varlap.errors import needs_extra
 
-try:
+with needs_extra("sklearn", "varlap.VLClassifier and varlap.VLRegressor", "sklearn"):
     import sklearn  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":  # what it needs itself is another matter
-        raise
-    raise missing_extra("sklearn", "varlap.VLClassifier and varlap.VLRegressor") from error
 
 from varlap.integrations.scikit_learn.classifier import VLClassifier
 from varlap.integrations.scikit_learn.regressor import VLRegressor
