@@ -1,6 +1,7 @@
 """The page of the paper's experiments says what the committed results say."""
 
 import itertools
+import json
 import re
 import statistics
 from pathlib import Path
@@ -298,6 +299,17 @@ def test_a_choice_in_small_is_what_the_results_say(name: str):
     told = {("mean", "nll"): nll, ("mean", "accuracy"): accuracy / 100, ("mean", "ece"): ece, ("scaled", "nll"): scaled}
     for (way, score), number in told.items():
         assert number == pytest.approx(statistics.fmean(r.test[way][score] for r in choice.by_validation), abs=5.1e-4)
+
+
+@pytest.mark.parametrize("name", ["MAP, cosine", "MAP, constant", "VL, cosine", "VL, constant"])
+def test_averages_of_the_means_are_what_the_results_say(name: str):
+    found = json.loads((ROOT / "results" / "quality" / "averaging.json").read_text())["summary"]
+    section = _section("### Averaging the means, in small")
+    row = next(line for line in section.splitlines() if line.startswith(f"| {name} |")).replace("*", "")
+    for cell, way in zip(row.split("|")[2:5], ("last", "exponential", "last quarter"), strict=True):
+        scores = found[f"{name}, {way}"]
+        assert scores["seeds"] == 3
+        assert cell.strip() == f"{scores['nll']:.3f} / {scores['ece']:.3f}"
 
 
 @pytest.mark.parametrize(("recipe", "method"), itertools.product(("ours", "sgd"), ("map", "vl")))
