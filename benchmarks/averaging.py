@@ -23,7 +23,7 @@ import varlap
 from varlap.experiments import ImageTask, origin
 
 NUM_TRAIN, DECAY, LAST_PART = 10_000, 0.999, 0.25
-METHODS, SCHEDULES = ("MAP", "VL"), ("cosine", "constant")
+METHODS, SCHEDULES = ("MAP", "MAP with a rising β", "VL"), ("cosine", "constant")
 SCORES = ("nll", "accuracy", "ece")
 
 
@@ -50,10 +50,10 @@ class Averaging:
 
 
 def objective_of(method: str, num_steps: int, seed: int) -> varlap.MAP | varlap.VL:
-    if method == "MAP":
-        return varlap.MAP(NUM_TRAIN, 1.0, seed=seed)
     rise = round(0.3 * num_steps)
-    return varlap.VL(NUM_TRAIN, 0.1, variances="closed-form", beta_warmup_steps=rise, seed=seed)
+    if method == "VL":
+        return varlap.VL(NUM_TRAIN, 0.1, variances="closed-form", beta_warmup_steps=rise, seed=seed)
+    return varlap.MAP(NUM_TRAIN, 1.0, beta_warmup_steps=rise if "rising" in method else 0, seed=seed)
 
 
 def run(method: str, schedule: str, seed: int, epochs: int, task: ImageTask) -> dict[str, Any]:
