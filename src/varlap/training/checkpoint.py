@@ -234,7 +234,7 @@ def _read_manifest(file: Path) -> dict[str, dict[str, Any]]:
     if manifest["version"] > VERSION:
         raise CheckpointError(
             f"{file} has version {manifest['version']}, but this varlap reads up to {VERSION}; "
-            "upgrade it: pip install --upgrade varlap"
+            "upgrade it: git pull, then pip install . in the checkout"
         )
     # Compared as bytes, since a changed space or an entry given twice would not show in what was parsed.
     unsealed = {key: value for key, value in manifest.items() if key != "sha256"}
