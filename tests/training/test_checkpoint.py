@@ -548,7 +548,10 @@ def test_only_regular_files_are_read(small, tmp_path, name):
 
 def test_a_newer_version_asks_for_an_upgrade(small):
     seal(small, {"format": "varlap checkpoint", "version": 2, "files": {}})
-    refused(small, r"has version 2, but this varlap reads up to 1; upgrade it: git pull, then pip install \. in the checkout")
+    refused(
+        small,
+        r"has version 2, but this varlap reads up to 1; upgrade it: git pull, then pip install \. in the checkout",
+    )
 
 
 @pytest.mark.parametrize(
