@@ -149,23 +149,30 @@ def unlike_the_papers(sweep: Sweep) -> dict[str, Any]:
 def table_of_multipliers(sweep: Sweep) -> Table | None:
     """Return Figure 2 as numbers; None where nothing has several multipliers.
 
+    None is marked as the best, since held-out images have chosen nothing here.
+
     >>> from varlap.experiments import RunSpec
     >>> from varlap.report.sweeps import sweeps
     >>> scores, last = {"mean": {"nll": 0.25, "accuracy": 0.92}}, {"elbo": -0.5}
     >>> specs = [RunSpec("digits", "vl", 0.1, log_sigma_lr_multiplier=times) for times in (1, 10)]
     >>> (sweep,) = sweeps([Result(spec, scores, {}, {}, 9.0, (last,)) for spec in specs])
     >>> print(table_of_multipliers(sweep).to_markdown().splitlines()[3])
-    | VL, β 0.1, × 10 | -0.5000 | **0.2500** | **92.00** |
+    | VL, β 0.1, × 10 | -0.5000 | 0.2500 | 92.00 |
     """
-    rows = []
+    compared = []
     for beta, methods in sweep.of_several_multipliers().items():
         for method, found in methods.items():
             for multiplier, runs in comparable(found, "log_sigma_lr_multiplier").items():
                 scores = [{"elbo": run.history[-1]["elbo"], **run.test["mean"]} for run in runs]
-                rows.append(_method(f"{METHODS[method]}, β {beta:g}, × {multiplier:g}", runs, scores))
-    # Without arrows: nothing was chosen by held-out images here, so none is the best.
+                compared.append(_method(f"{METHODS[method]}, β {beta:g}, × {multiplier:g}", runs, scores))
+    if not compared:
+        return None
     columns = (_ELBO, *(dataclasses.replace(_SCORES[key], direction="") for key in ("nll", "accuracy")))
-    return Table(columns, comparison(rows).rows) if rows else None
+    rows = [
+        dataclasses.replace(row, cells={key: dataclasses.replace(cell, best=False) for key, cell in row.cells.items()})
+        for row in comparison(compared).rows
+    ]
+    return Table(columns, tuple(rows))
 
 
 def table_of_runs(sweep: Sweep) -> Table:
