@@ -92,6 +92,16 @@ def draw(
     return generator.next(request) if isinstance(generator, Tape) else request.made_with(generator)
 
 
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return numbers on a device. A GPU is not waited for, as it would be by a copy out of ordinary memory.
+
+    >>> sent(torch.arange(3), torch.device("cpu"))
+    tensor([0, 1, 2])
+    """
+    leaves_the_cpu = device.type == "cuda" and numbers.device.type == "cpu"
+    return (numbers.pin_memory() if leaves_the_cpu else numbers).to(device, non_blocking=leaves_the_cpu)
+
+
 @dataclass(frozen=True)
 class Streams:
     """The random streams of one step on one rank.

@@ -15,7 +15,7 @@ from varlap.objectives.running import Updates
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
-from varlap.streams import Draw, Streams, Tape
+from varlap.streams import Draw, Streams, Tape, sent
 
 PURPOSES = {"labels": None, "weights": None, "probes": None, "subset": "cpu"}
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ class Traced:
         for purpose, request in self.draws:
             if purpose not in generators:
                 generators[purpose] = streams.generator(purpose, PURPOSES[purpose] or device)
-            numbers.append(request.made_with(generators[purpose]).to(device))
+            numbers.append(sent(request.made_with(generators[purpose]), device))
         return numbers
 
 
