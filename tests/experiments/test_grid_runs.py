@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -328,6 +329,20 @@ def test_a_training_that_diverges_leaves_a_failure_and_no_checkpoints(tmp_path: 
     assert list(outcome.failed.values()) == [found.failure]
     assert "device" in found.origin
     assert not (tmp_path / RUNNING).exists()
+
+
+def test_a_training_that_ends_far_worse_than_a_guess_has_diverged_though_all_is_finite(tmp_path: Path):
+    store, spec = Store(tmp_path), dataclasses.replace(QUICK, lr=100.0)
+    outcome = run_grid([spec], store)
+    found = store.get(spec)
+    assert found is not None
+    assert all(math.isfinite(row["log_likelihood"]) for row in found.history)
+    assert math.isfinite(found.validation["mean"]["nll"])
+    assert list(outcome.failed.values()) == [found.failure]
+    assert re.fullmatch(
+        r"the training ended at an NLL of [\d.e+]+ on its own images, far worse than by a guess", found.failure or ""
+    )
+    assert found.nll("validation", "mean") == math.inf
 
 
 def test_a_run_that_another_process_is_at_is_left_until_that_process_ends(tmp_path: Path):

@@ -227,6 +227,8 @@ def name(spec: RunSpec) -> str:
 
 
 def _told(result: Result) -> str:
+    if result.failure is not None:
+        return f"diverged: {result.failure}"
     scores = result.validation.get("mean") or result.test["mean"]
     where = "held-out" if result.validation else "test"
     return f"{where} NLL {scores['nll']:.4f}, {result.seconds_per_epoch:.2g} s an epoch"

@@ -13,6 +13,9 @@ from varlap.errors import DataError
 from varlap.experiments.spec import RunSpec
 from varlap.files import finite, replace_file
 
+FAR_WORSE_THAN_A_GUESS = 50.0
+"""nats a datum; a guess among a thousand classes costs seven"""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -38,7 +41,14 @@ class Result:
     evaluation_seconds: float | None = None
     """time to evaluate, where it was measured"""
     failure: str | None = None
-    """what a run that diverged said; it has no scores, and counts as a trial whose NLL is infinite"""
+    """why a run counts as diverged: what its error said, or that its training ended far worse than by a guess; a trial
+    whose NLL is infinite, whatever scores it has"""
+
+    def __post_init__(self) -> None:
+        nll = -self.history[-1].get("log_likelihood", 0.0) if self.history else 0.0
+        if self.failure is None and nll > FAR_WORSE_THAN_A_GUESS:
+            told = f"the training ended at an NLL of {nll:.3g} on its own images, far worse than by a guess"
+            object.__setattr__(self, "failure", told)
 
     @property
     def seconds_per_epoch(self) -> float:
