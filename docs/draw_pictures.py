@@ -33,14 +33,15 @@ def main(names: list[str]) -> None:
             _keep(Path(folder), IMAGES / "tutorials")
     if not names or PAPER in names:
         print(f"== {PAPER}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            write_reproduction(ROOT / "results" / PAPER, folder)
-            page = (ROOT / "docs" / "experiments.md").read_text()
-            figures = Path(folder) / "figures"
-            for picture in figures.glob("*.png"):
-                if picture.name not in page:
-                    picture.unlink()
-            _keep(figures, IMAGES / PAPER)
+        page = (ROOT / "docs" / "experiments.md").read_text()
+        for store in (PAPER, "figure-2"):
+            with tempfile.TemporaryDirectory() as folder:
+                write_reproduction(ROOT / "results" / store, folder)
+                figures = Path(folder) / "figures"
+                for picture in figures.glob("*.png"):
+                    if picture.name not in page:
+                        picture.unlink()
+                _keep(figures, IMAGES / PAPER)
 
 
 def _keep(drawn_in: Path, shown_from: Path) -> None:

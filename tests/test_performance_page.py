@@ -134,3 +134,9 @@ def _check_difference(text: str, summary: dict[str, float]) -> None:
         difference, error = text.split(" ± ")
         assert _agrees(difference, summary["nll_minus_exact"])
         assert _agrees(error, summary["standard_error"])
+
+
+def test_the_shortest_epoch_of_vl_on_fashion_mnist_is_as_measured():
+    (stored,) = (ROOT / "results" / "paper").glob("fashion_mnist-vl-beta0.003-seed0-paper-*.json")
+    shortest = min(row["seconds"] for row in json.loads(stored.read_text())["history"])
+    assert f"compiling, took {shortest:.2f} s, where 422 steps of 3.85 ms are {422 * 3.85e-3:.2f} s." in PAGE
