@@ -1,4 +1,5 @@
-"""Run the tutorials and put their pictures, in few colours, where the site shows them; also those of `results/paper`.
+"""Run the tutorials and put their pictures, in few colours, where the site shows them; also those of
+`results/paper` and `results/figure-2`.
 
 Of the latter there are more than the page of the experiments shows, and the others are left out.
 

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -331,18 +330,34 @@ def test_a_training_that_diverges_leaves_a_failure_and_no_checkpoints(tmp_path: 
     assert not (tmp_path / RUNNING).exists()
 
 
-def test_a_training_that_ends_far_worse_than_a_guess_has_diverged_though_all_is_finite(tmp_path: Path):
-    store, spec = Store(tmp_path), dataclasses.replace(QUICK, lr=100.0)
-    outcome = run_grid([spec], store)
+def test_a_network_far_worse_than_a_guess_has_diverged_though_all_its_numbers_are_finite(tmp_path: Path):
+    store, spec, told = Store(tmp_path), dataclasses.replace(QUICK, lr=100.0), io.StringIO()
+    outcome = run_grid([spec], store, progress=GridProgress(stream=told))
     found = store.get(spec)
     assert found is not None
-    assert all(math.isfinite(row["log_likelihood"]) for row in found.history)
-    assert math.isfinite(found.validation["mean"]["nll"])
-    assert list(outcome.failed.values()) == [found.failure]
-    assert re.fullmatch(
-        r"the training ended at an NLL of [\d.e+]+ on its own images, far worse than by a guess", found.failure or ""
-    )
-    assert found.nll("validation", "mean") == math.inf
+    nll = found.validation["mean"]["nll"]
+    assert math.isfinite(nll)
+    why = f"its mean network has an NLL of {nll:.3g} on held-out images, far worse than a guess"
+    assert list(outcome.failed.values()) == [found.failure] == [why]
+    assert f"diverged: {why}" in told.getvalue()
+    assert found.nll("validation", "mean") == found.nll("test", "scaled") == math.inf
+    assert run_grid([spec], store).num_computed == 0
+    assert run_grid([spec], store, again=True).num_computed == 1
+
+
+def test_a_result_of_a_network_far_worse_than_a_guess_has_diverged_whatever_its_file_says(tmp_path: Path):
+    made = made_result("vl", 0.1)
+    worse = {"mean": dict(made.validation["mean"]) | {"nll": 50.1}}
+    found = dataclasses.replace(made, validation=worse)
+    assert found.failure == "its mean network has an NLL of 50.1 on held-out images, far worse than a guess"
+    without = dataclasses.replace(made, validation={}, test=worse)
+    assert without.failure == "its mean network has an NLL of 50.1 on test images, far worse than a guess"
+    store = Store(tmp_path)
+    store.put(found)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text().replace(f'"failure": "{found.failure}"', '"failure": null'))
+    assert '"failure": null' in path.read_text()
+    assert [result.failure for result in store] == [found.failure]
 
 
 def test_a_run_that_another_process_is_at_is_left_until_that_process_ends(tmp_path: Path):

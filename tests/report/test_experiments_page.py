@@ -192,6 +192,78 @@ def _check_row(section: str, name: str, key: Key, sweep: Sweep) -> None:
         assert f"{scores['temperature']:.2f}" in name
 
 
+GLANCE = {
+    ("CIFAR-10", "SGD"): "sgd",
+    ("CIFAR-10", "paper's recipe"): "paper",
+    ("CIFAR-10", "Adam at 1e-3"): "ours",
+    ("Fashion-MNIST", "SGD"): "sgd",
+    ("Fashion-MNIST", "paper's recipe"): "paper",
+}
+
+
+@pytest.mark.parametrize(("data", "name"), GLANCE)
+def test_the_table_at_a_glance_is_what_the_results_say(data: str, name: str):
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {data}, [{name}]"))
+    choices = _sweep(200, data, GLANCE[data, name]).choices()
+    scores = [
+        choices[key].by_validation[0].test[key[1]]
+        for key in (("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("vi", "mean"))
+    ]
+    expected = [f"{s['nll']:.3f} / {100 * s['accuracy']:.1f} % / {s['ece']:.3f}" for s in scores]
+    nll, accuracy, ece = paper_numbers("table-1")[STORED[data]]["VL"]
+    expected.append(f"{nll:.2f} / {100 * accuracy:.1f} % / {ece:.3f}")
+    assert [cell.strip() for cell in row.replace("*", "").split("|")[2:7]] == expected
+    cells = [cell.strip() for cell in row.split("|")[2:6]]
+    for position, best in enumerate((min, max, min)):
+        numbers = [float(cell.split(" / ")[position].strip("*% ")) for cell in cells]
+        assert [_is_bold(cell, position) for cell in cells] == [number == best(numbers) for number in numbers]
+
+
+def _is_bold(cell: str, position: int) -> bool:
+    """Tell whether a part of a cell, such as the 2 of "**1 / 2** / 3", is within double stars."""
+    upto = " / ".join(cell.split(" / ")[: position + 1]).removesuffix("**")
+    return upto.count("**") % 2 == 1
+
+
+WHICH_METHOD = {
+    "SGD, 200 epochs": ("sgd", 200),
+    "paper's recipe, 200 epochs": ("paper", 200),
+    "Adam, 200 epochs": ("ours", 200),
+    "Adam, 50 epochs": ("ours", 50),
+    "SGD, 30 epochs": ("sgd", 30),
+}
+
+
+def test_the_table_of_vl_against_map_with_a_temperature_has_every_study_and_its_numbers():
+    lines = (ROOT / "docs" / "which-method.md").read_text().splitlines()
+    rows = [line.strip() for line in lines if line.strip().startswith(("| CIFAR-10, ", "| Fashion-MNIST, "))]
+    told = {}
+    for row in rows:
+        name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        data, _, study = name.partition(", ")
+        recipe, epochs = WHICH_METHOD[study]
+        told[STORED[data], recipe, epochs] = True
+        choices = _sweep(epochs, data, recipe).choices()
+        for key, cell in zip(
+            (("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("vi", "sampled")), cells, strict=True
+        ):
+            if key not in choices:
+                assert not cell
+                continue
+            scores = choices[key].by_validation[0].test[key[1]]
+            assert cell.replace("*", "") == f"{scores['nll']:.3f} / {scores['ece']:.3f}", (name, key)
+        cells = [cell for cell in cells if cell]
+        for position in (0, 1):
+            numbers = [float(cell.split(" / ")[position].strip("*")) for cell in cells]
+            assert [_is_bold(cell, position) for cell in cells] == [number == min(numbers) for number in numbers], name
+    both = {
+        (sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs): True
+        for sweep in sweeps(Store(RESULTS), recorded(Store(RESULTS)))
+        if {("vl", "mean"), ("map", "scaled")} <= set(sweep.choices())
+    }
+    assert told == both
+
+
 def test_every_choice_of_the_results_has_its_row():
     for (data, epochs), rows in TABLES.items():
         assert set(_sweep(epochs, data).choices()) == set(rows.values())

@@ -171,6 +171,12 @@ def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_ther
     assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")
 
 
+@pytest.mark.parametrize(("num_epochs", "told"), [(200, False), (50, True)])
+def test_where_ours_are_of_another_length_than_the_papers_scores_the_page_says_so(num_epochs: int, told: bool):
+    (sweep,) = sweeps(made_sweep(num_epochs=num_epochs))
+    assert ("The paper's scores are after 200 epochs." in how_beta_was_chosen(sweep)) == told
+
+
 def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path):
     made = made_result("vl", 1.0)
     diverged = dataclasses.replace(made, test={}, validation={}, history=(), ood=None, failure="the loss is NaN")
@@ -178,7 +184,7 @@ def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path)
     (sweep,) = sweeps(results)
     words = how_beta_was_chosen(sweep)
     assert "Every row has had 4 trials" in words
-    assert "Diverged, and so without scores: VL, β 1, seed 0." in words
+    assert "Diverged, and so left out: VL, β 1, seed 0 (the loss is NaN)." in words
     assert _cells(table_of_runs(sweep), "VL, β 1, seed 0 (diverged)") == {"nll": "inf", "validation_nll": "inf"}
     store = Store(tmp_path)
     for result in results:
@@ -187,6 +193,29 @@ def test_a_run_that_diverged_is_a_trial_and_is_shown_as_diverged(tmp_path: Path)
     assert "12, of which 1 diverged" in page
     content = json.loads((tmp_path / "report" / "report.json").read_text())
     assert [run["failure"] for run in content["sections"][0]["runs"]] == [None] * 11 + ["the loss is NaN"]
+
+
+def test_a_run_that_diverged_with_scores_is_in_no_table_of_times_and_in_no_figure(tmp_path: Path):
+    runs = _faster()
+    bad = next(
+        run for run in runs if (run.spec.method, run.spec.beta, run.spec.log_sigma_lr_multiplier) == ("vl", 1, 10)
+    )
+    scores = {"mean": dict(bad.validation["mean"]) | {"nll": 4e4}}
+    slow = tuple(dict(row) | {"seconds": 1e6} for row in bad.history)
+    diverged = dataclasses.replace(bad, validation=scores, history=slow)
+    (sweep,) = sweeps([diverged if run is bad else run for run in runs])
+    assert sweep.diverged == (diverged,)
+    table = table_of_multipliers(sweep)
+    assert table is not None
+    assert "VL, β 1, × 10" not in [row.name for row in table.rows]
+    assert "10: " not in figure_2(sweep, "x")[1.0][0].picture.alt
+    assert all(cell.value < 1e5 for row in table_2(sweep).rows for cell in row.cells.values())
+    for run in (*sweep.results, diverged):
+        Store(tmp_path).put(run)
+    write_reproduction(tmp_path, tmp_path / "report")
+    text = (tmp_path / "report" / "report.md").read_text().partition("Figure 2 in numbers")[2]
+    said = f"Scores by the mean network. Diverged, and so left out: VL, β 1, × 10, seed 0 ({diverged.failure})."
+    assert said in " ".join(text.split())
 
 
 def test_a_method_whose_shared_seed_diverged_at_every_beta_has_no_row():
@@ -206,7 +235,7 @@ def test_a_store_in_which_all_has_diverged_has_a_page(tmp_path: Path):
     made = made_result("vl", 1.0)
     Store(tmp_path).put(dataclasses.replace(made, test={}, validation={}, history=(), failure="the loss is NaN"))
     page = write_reproduction(tmp_path, tmp_path / "report").read_text()
-    said = "Diverged, and so without scores: VL, β 1, seed 0."
+    said = "Diverged, and so left out: VL, β 1, seed 0 (the loss is NaN)."
     assert "1, of which 1 diverged" in page
     assert said in page
     text = (tmp_path / "report" / "report.md").read_text()

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import varlap
 from varlap import tree
 from varlap.errors import BatchError, ConfigError
-from varlap.training.settings import FitSettings
 from varlap.training.source import as_source
 
 
@@ -264,16 +262,3 @@ def test_patience_counts_epochs_however_rarely_they_are_validated(monkeypatch):
     monkeypatch.setattr("varlap.training.loop.evaluate", lambda *_, **__: {"nll": next(nlls)})
     _, history = _fit(epochs=30, validation=_blobs(), validate_every=3, patience=6)
     assert len(history.epochs) == 9, "the best was after 3"
-
-
-def test_a_training_that_diverges_with_finite_numbers_is_told_of_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(FitSettings, "lr_factor", lambda self, part: 1.0 if part < 0.5 else 3e3)
-    bnn = varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
-    history = varlap.fit(bnn, varlap.MAP(90, 0.1), _blobs(), epochs=6, batch_size=20, lr=1e-2, schedule="constant")
-    assert all(math.isfinite(row["log_likelihood"]) for row in history.epochs)
-    (told,) = [message for message in caplog.messages if "diverges" in message]
-    best = max(row["log_likelihood"] for row in history.epochs[:3])
-    assert told.startswith(f"epoch 3: the training diverges, from a log-likelihood of {best:.4g} nats a datum to -")
-    assert told.endswith("; use a smaller lr, or for VL Fisher(gradient='quiet')")

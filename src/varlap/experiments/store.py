@@ -41,13 +41,14 @@ class Result:
     evaluation_seconds: float | None = None
     """time to evaluate, where it was measured"""
     failure: str | None = None
-    """why a run counts as diverged: what its error said, or that its training ended far worse than by a guess; a trial
-    whose NLL is infinite, whatever scores it has"""
+    """why a run counts as diverged: what its error said, or that its mean network is far worse than a guess; it is a
+    trial whose NLL is infinite, whatever scores it has"""
 
     def __post_init__(self) -> None:
-        nll = -self.history[-1].get("log_likelihood", 0.0) if self.history else 0.0
+        part, scores = ("held-out", self.validation) if self.validation else ("test", self.test)
+        nll = scores.get("mean", {}).get("nll", 0.0)
         if self.failure is None and nll > FAR_WORSE_THAN_A_GUESS:
-            told = f"the training ended at an NLL of {nll:.3g} on its own images, far worse than by a guess"
+            told = f"its mean network has an NLL of {nll:.3g} on {part} images, far worse than a guess"
             object.__setattr__(self, "failure", told)
 
     @property

@@ -16,7 +16,13 @@ from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
-from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed, what_is_missing, which_multiplier
+from varlap.report.sweep_notes import (
+    how_beta_was_chosen,
+    how_it_was_timed,
+    what_diverged,
+    what_is_missing,
+    which_multiplier,
+)
 from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, table_of_multipliers, table_of_runs
 from varlap.report.sweeps import Sweep, sweeps
 from varlap.report.tables import Table, markdown_text
@@ -128,11 +134,13 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
     if (times := table_2(part)).rows:
         found[TABLE_2] = times, how_it_was_timed(part)
     if (numbers := table_of_multipliers(part)) is not None:
-        found[FIGURE_2_NUMBERS] = (
-            numbers,
-            f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's. ELBO: "
-            "tempered, per datum, of the last epoch; by another β it is another quantity. Scores by the mean network.",
-        )
+        words = [
+            f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's.",
+            "ELBO: tempered, per datum, of the last epoch; by another β it is another quantity.",
+            "Scores by the mean network.",
+            *what_diverged(part),
+        ]
+        found[FIGURE_2_NUMBERS] = numbers, " ".join(words)
     return found
 
 

@@ -9,6 +9,8 @@ from varlap.plot.style import plain_number
 from varlap.report.sweep_tables import papers_times, unlike_the_papers
 from varlap.report.sweeps import Sweep, epochs_in_words, in_order
 
+PAPERS_EPOCHS = 200
+
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
     """Say in words how honest the tables are.
@@ -22,8 +24,18 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     At the end of its grid, so that a value beyond might be better: VL at β 0.003.
     """
     chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    words = chosen, which_multiplier(sweep), _at_an_end(sweep), _unequal_seeds(sweep), what_is_missing(sweep)
+    words = (
+        *(chosen, _another_length(sweep), which_multiplier(sweep), _at_an_end(sweep), _unequal_seeds(sweep)),
+        what_is_missing(sweep),
+    )
     return " ".join(filter(None, words))
+
+
+def _another_length(sweep: Sweep) -> str:
+    compared = sweep.is_the_papers and sweep.spec.data in paper_numbers("table-1")
+    if compared and sweep.spec.epochs != PAPERS_EPOCHS:
+        return f"The paper's scores are after {PAPERS_EPOCHS} epochs."
+    return ""
 
 
 def which_multiplier(sweep: Sweep) -> str:
@@ -43,20 +55,29 @@ def which_multiplier(sweep: Sweep) -> str:
 
 
 def what_is_missing(sweep: Sweep) -> str:
-    """Name the runs without scores, and the recorded rows without runs; nothing where all is there.
+    """Name the runs that diverged, and the recorded rows without runs; nothing where all is there.
 
     >>> from varlap.experiments import Result, RunSpec
     >>> from varlap.report.sweeps import sweeps
     >>> (sweep,) = sweeps([Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0, failure="the loss is NaN")])
     >>> what_is_missing(sweep)
-    'Diverged, and so without scores: VL, β 0.1, seed 0.'
+    'Diverged, and so left out: VL, β 0.1, seed 0 (the loss is NaN).'
     """
     words = [] if sweep.final is None else _not_run(sweep, sweep.final)
-    if sweep.diverged:
-        words.append(
-            f"Diverged, and so without scores: {'; '.join(sweep.name(r.spec) for r in in_order(sweep.diverged))}."
-        )
-    return " ".join(words)
+    return " ".join([*words, *what_diverged(sweep)])
+
+
+def what_diverged(sweep: Sweep) -> list[str]:
+    """Return a sentence that names the runs that diverged, or nothing.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> (sweep,) = sweeps([Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0, failure="the loss is NaN")])
+    >>> what_diverged(sweep)
+    ['Diverged, and so left out: VL, β 0.1, seed 0 (the loss is NaN).']
+    """
+    named = [f"{sweep.name(result.spec)} ({result.failure})" for result in in_order(sweep.diverged)]
+    return [f"Diverged, and so left out: {'; '.join(named)}."] if named else []
 
 
 def how_it_was_timed(sweep: Sweep) -> str:

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 AT_THE_PRIOR = 0.95  # a weight whose σ is at least so much of its prior's s has learnt nothing
 RUNAWAY = 100.0  # σ/s beyond which the variances have lost their footing
-LOST = 100.0  # nats a datum; who has become so much worse than before has diverged, though all numbers are finite
 SECONDS_BETWEEN_VALUES = 0.5  # to read one waits for the device, which then has nothing to do for a while
 VALIDATION_SCORES = ("nll", "accuracy", "ece", "rmse")  # cheap ones, each epoch; those that apply
 
@@ -220,23 +219,9 @@ class Loop:
         self.progress.epoch(row)
         if row["sigma_over_s_max"] > RUNAWAY and self.objective.uses_variances:
             log.warning("epoch %d: the largest σ is %.0f times its prior's s", epoch, row["sigma_over_s_max"])
-        self._warn_of_divergence()
         due = self.settings.save_every and state.step % self.settings.save_every == 0
         if self._is_finished or due or time.monotonic() - self._saved_at >= self.settings.save_pause_s:
             self._save(last=self._is_finished)
-
-    def _warn_of_divergence(self) -> None:
-        """Say once that the training data's log-likelihood has collapsed, and what helps."""
-        *before, now = [row["log_likelihood"] for row in self._history.epochs]
-        best = max(before, default=-math.inf)
-        if now < best - LOST and min(before) >= best - LOST:
-            log.warning(
-                "epoch %d: the training diverges, from a log-likelihood of %.4g nats a datum to %.4g; use a smaller "
-                "lr, or for VL Fisher(gradient='quiet')",
-                self._history.epochs[-1]["epoch"],
-                best,
-                now,
-            )
 
     def _tell_loggers(self, row: dict[str, float]) -> None:
         for logger in self.loggers:
