@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    spec = {"num_train": NUM_TRAIN, "width": WIDTH, "epochs": EPOCHS, "batch_size": BATCH_SIZE}
+    spec: dict[str, Any] = {"num_train": NUM_TRAIN, "width": WIDTH, "epochs": EPOCHS, "batch_size": BATCH_SIZE}
     spec["curvatures"] = {name: repr(curvature) for name, curvature in CURVATURES.items()}
     runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     done = {(run["curvature"], run["beta"], run["lr"], run["seed"]) for run in runs}

@@ -192,6 +192,15 @@ def _check_row(section: str, name: str, key: Key, sweep: Sweep) -> None:
         assert f"{scores['temperature']:.2f}" in name
 
 
+def test_what_the_page_says_of_the_commits_of_the_runs_is_so():
+    commits = [str(result.origin.get("commit", "none")) for result in Store(RESULTS)]
+    num_without, num_changed = commits.count("none"), sum("dirty" in commit for commit in commits)
+    assert (
+        f"Of the {len(commits)} files {num_without}, the sweep on CIFAR-10, are from before\n"
+        f"commits were recorded, and {num_changed} name a commit with changes"
+    ) in PAGE
+
+
 GLANCE = {
     ("CIFAR-10", "SGD"): "sgd",
     ("CIFAR-10", "paper's recipe"): "paper",
