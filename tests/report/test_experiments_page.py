@@ -457,6 +457,25 @@ def test_early_stopping_is_what_the_results_say(title: str, data: str, num_ended
             assert 100 * runs[key].test["mean"]["accuracy"] == pytest.approx(accuracy, abs=0.051)
 
 
+def test_where_vl_diverges_in_small_is_what_the_results_say():
+    runs = json.loads((ROOT / "results" / "quality" / "stability.json").read_text())["runs"]
+    found = {(run["curvature"], run["beta"], run["lr"], run["seed"]): run["training_nll"] for run in runs}
+    lines = [line for line in _section("### Where VL diverges, in small").splitlines() if line.startswith("| ")][2:]
+    names = ("seldom", "seldom, quiet", "seldom, whole", "seldom, no memory", "the default", "exact")
+    num_told = 0
+    for name, line in zip(names, lines, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")[2:]]
+        for where, cell in zip(((1.0, 2e-3, 0), (1.0, 2e-3, 1), (1.0, 1e-3, 0), (0.1, 2e-3, 0)), cells, strict=True):
+            nlls = found.get((name, *where))
+            if nlls is None:
+                assert not cell
+                continue
+            assert cell.strip("*") == (f"{nlls[-1]:.0f}" if nlls[-1] > 10 else f"{nlls[-1]:.2f}")
+            assert cell.startswith("**") == (max(nlls) > 20)
+            num_told += 1
+    assert num_told == len(runs) == 16
+
+
 @pytest.mark.parametrize(("data", "epochs"), TABLES)
 def test_the_readme_has_the_same_numbers(data: str, epochs: int):
     readme = (ROOT / "README.md").read_text().splitlines()
