@@ -22,7 +22,7 @@ from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import is_canonical, normal_like
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
-from varlap.streams import Streams, draw, sent
+from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
 GradientFn = Callable[[Pass], Gradients]
@@ -275,7 +275,7 @@ def _split(
     num_chosen = max(1, round(fraction * batch.size))
     if coupled and own_statistics:
         num_chosen = max(num_chosen, min(groups * FEWEST_WITH_STATISTICS, batch.size))
-    order = sent(draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")), bnn.device)
+    order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
     chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
     own_pass = not coupled or (own_statistics and min(map(len, chosen)) > 1)  # one item has no variance
     moves = coupled or bnn.has_moving_buffers()  # buffers move by a pass over the whole batch
