@@ -17,6 +17,7 @@ import torch
 from rich.progress import track
 
 import varlap
+from varlap.curvature import DEFAULT
 from varlap.experiments import ImageTask, origin
 from varlap.experiments.augmentation import augmentation
 
@@ -28,7 +29,7 @@ CURVATURES = {
     "seldom, quiet": dataclasses.replace(SELDOM, gradient="quiet"),
     "seldom, whole": dataclasses.replace(SELDOM, gradient="whole"),
     "seldom, no memory": dataclasses.replace(SELDOM, memory=0.0),
-    "the default": varlap.Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part"),
+    "the default": DEFAULT,
     "exact": varlap.Fisher(),
 }
 STUDIED = [(curvature, 1.0, 2e-3, seed) for seed in (0, 1) for curvature in CURVATURES]
@@ -73,13 +74,16 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     done = {(run["curvature"], run["beta"], run["lr"], run["seed"]) for run in runs}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(args.workers) as pool:
-        pending = [pool.submit(run, *settings) for settings in STUDIED if settings not in done]
+    pool = ProcessPoolExecutor(args.workers)
+    pending = [pool.submit(run, *settings) for settings in STUDIED if settings not in done]
+    try:
         for finished in track(as_completed(pending), "runs", total=len(pending)):
             runs.append(finished.result())
             runs.sort(key=lambda one: STUDIED.index((one["curvature"], one["beta"], one["lr"], one["seed"])))
             result = {"spec": spec, "origin": origin(), "runs": runs}
             args.out.write_text(json.dumps(result, indent=1) + "\n")
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C nothing else is begun
     for one in runs:
         print(*(one[name] for name in ("curvature", "beta", "lr", "seed")), one["training_nll"][-1])
 

@@ -138,9 +138,9 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's.",
             "ELBO: tempered, per datum, of the last epoch; by another β it is another quantity.",
             "Scores by the mean network.",
-            *what_diverged(part),
+            what_diverged(part),
         ]
-        found[FIGURE_2_NUMBERS] = numbers, " ".join(words)
+        found[FIGURE_2_NUMBERS] = numbers, " ".join(filter(None, words))
     return found
 
 

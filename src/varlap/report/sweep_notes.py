@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers
+from varlap.experiments.spec import RunSpec
 from varlap.experiments.ways import NAMES, Key, variances_at_an_end
 from varlap.plot.style import plain_number
 from varlap.report.sweep_tables import papers_times, unlike_the_papers
 from varlap.report.sweeps import Sweep, epochs_in_words, in_order
-
-PAPERS_EPOCHS = 200
 
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
@@ -24,18 +23,14 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     At the end of its grid, so that a value beyond might be better: VL at β 0.003.
     """
     chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    words = (
-        *(chosen, _another_length(sweep), which_multiplier(sweep), _at_an_end(sweep), _unequal_seeds(sweep)),
-        what_is_missing(sweep),
-    )
-    return " ".join(filter(None, words))
+    others = (_another_length, which_multiplier, _at_an_end, _unequal_seeds, what_is_missing)
+    return " ".join(filter(None, [chosen, *(say_fn(sweep) for say_fn in others)]))
 
 
 def _another_length(sweep: Sweep) -> str:
     compared = sweep.is_the_papers and sweep.spec.data in paper_numbers("table-1")
-    if compared and sweep.spec.epochs != PAPERS_EPOCHS:
-        return f"The paper's scores are after {PAPERS_EPOCHS} epochs."
-    return ""
+    differs = sweep.spec.epochs != RunSpec.epochs  # the paper's, as all defaults are
+    return f"The paper's scores are after {RunSpec.epochs} epochs." if compared and differs else ""
 
 
 def which_multiplier(sweep: Sweep) -> str:
@@ -64,20 +59,20 @@ def what_is_missing(sweep: Sweep) -> str:
     'Diverged, and so left out: VL, β 0.1, seed 0 (the loss is NaN).'
     """
     words = [] if sweep.final is None else _not_run(sweep, sweep.final)
-    return " ".join([*words, *what_diverged(sweep)])
+    return " ".join(filter(None, [*words, what_diverged(sweep)]))
 
 
-def what_diverged(sweep: Sweep) -> list[str]:
-    """Return a sentence that names the runs that diverged, or nothing.
+def what_diverged(sweep: Sweep) -> str:
+    """Name the runs that diverged, and why; nothing where all came to their end.
 
     >>> from varlap.experiments import Result, RunSpec
     >>> from varlap.report.sweeps import sweeps
     >>> (sweep,) = sweeps([Result(RunSpec("digits", "vl", 0.1), {}, {}, {}, 1.0, failure="the loss is NaN")])
     >>> what_diverged(sweep)
-    ['Diverged, and so left out: VL, β 0.1, seed 0 (the loss is NaN).']
+    'Diverged, and so left out: VL, β 0.1, seed 0 (the loss is NaN).'
     """
     named = [f"{sweep.name(result.spec)} ({result.failure})" for result in in_order(sweep.diverged)]
-    return [f"Diverged, and so left out: {'; '.join(named)}."] if named else []
+    return f"Diverged, and so left out: {'; '.join(named)}." if named else ""
 
 
 def how_it_was_timed(sweep: Sweep) -> str:
