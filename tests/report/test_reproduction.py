@@ -17,8 +17,10 @@ from varlap.cli.report import fitting
 from varlap.errors import DataError
 from varlap.experiments import Store
 from varlap.experiments.final_line import FinalRow
+from varlap.experiments.grid import paper_numbers
 from varlap.report.reproduction import write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
+from varlap.report.sweep_glance import at_a_glance, draw_at_a_glance
 from varlap.report.sweep_notes import how_beta_was_chosen
 from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, table_of_multipliers, table_of_runs
 from varlap.report.sweeps import sweeps
@@ -79,6 +81,32 @@ def test_the_chosen_runs_are_drawn_over_the_epochs():
     assert "VI, mean network 0.450" in drawn.picture.alt
     (untold,) = sweeps([dataclasses.replace(run, history=()) for run in made_sweep()])
     assert over_epochs(untold, "cifar10") == []
+
+
+def test_at_a_glance_every_row_stands_at_its_scores_the_best_on_top_with_the_papers_four_beside():
+    (sweep,) = sweeps([*made_sweep(), *made_sweep(seed=1)])
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    rows = sorted(table.rows, key=lambda row: -row.cells["nll"].value)
+    papers = paper_numbers("table-1")["cifar10"]
+    panels = draw_at_a_glance(sweep)
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == [row.name for row in rows]
+    for number, (ax, score) in enumerate(zip(panels, ("nll", "accuracy", "ece"), strict=True)):
+        marks = [(line.get_marker(), line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines]
+        ours = [(x, y) for marker, x, y in marks if marker == "o"]
+        assert ours == [(pytest.approx(row.cells[score].value), place) for place, row in enumerate(rows)]
+        theirs = {rows[y].name: x for marker, x, y in marks if marker == "|"}
+        assert theirs == {name: numbers[number] for name, numbers in papers.items()}
+    (drawn,) = at_a_glance(sweep, "cifar10")
+    assert drawn.name == "cifar10-at-a-glance"
+    assert f"test NLL: {rows[-1].name} {rows[-1].cells['nll'].value:.3f}; " in drawn.picture.alt
+
+
+def test_at_a_glance_another_networks_rows_stand_alone_and_one_row_is_not_drawn():
+    (sweep,) = sweeps(made_sweep(model="mlp"))
+    assert {line.get_marker() for line in draw_at_a_glance(sweep)[0].lines} == {"o"}
+    (untold,) = sweeps([made_result("map", 0.1, validation=0.0)])
+    assert at_a_glance(untold, "cifar10") == []
 
 
 def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
@@ -165,7 +193,7 @@ def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_ther
     words = how_beta_was_chosen(sweep)
     assert words.startswith("The β of VL was chosen before")
     assert "The other methods have no final runs: their β is chosen by the NLL of held-out images among" in words
-    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP, scaled 3" in words
+    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP with a temperature 3" in words
     assert "At the end of its grid, so that a value beyond might be better: VL at β 0.1; VI (mean) at β 0.1" in words
     (all_final,) = sweeps([made_result("vl", 0.1)], [line])
     assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")
@@ -257,9 +285,15 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     table = table_of_all_ways(sweep)
     assert table is not None
     names = [row.name for row in table.rows]
-    assert names[4:] == ["MAP, scaled", "MAP, Laplace", "VI, scaled", "VL, scaled", "VL, linearised"]
-    assert _cells(table, "MAP, scaled")["temperature"] == "1.2"
-    assert _cells(table, "MAP, Laplace")["laplace_beta"] == "0.003"
+    assert names[4:] == [
+        "MAP with a temperature",
+        "MAP, linearised Laplace",
+        "VI with a temperature",
+        "VL with a temperature",
+        "VL, linearised",
+    ]
+    assert _cells(table, "MAP with a temperature")["temperature"] == "1.2"
+    assert _cells(table, "MAP, linearised Laplace")["laplace_beta"] == "0.003"
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.9500"
 
 
@@ -272,7 +306,8 @@ def test_a_table_that_is_too_wide_for_the_terminal_is_shown_in_parts():
     printed = console.file.getvalue().splitlines()
     assert [line.strip() for line in printed if line.startswith(" ")] == ["Every way", "continued", "continued"]
     for row in table.rows:
-        lines = [line.split("│")[2:-1] for line in printed if line.startswith(f"│ {row.name} ")]
+        cells = [line.split("│") for line in printed if line.startswith("│")]
+        lines = [line[2:-1] for line in cells if line[1].strip() == row.name]
         found = [row.cells[column.key].shown for column in table.columns if column.key in row.cells]
         assert [cell.strip() for line in lines for cell in line if cell.strip()] == found
         assert all(any(cell.strip() for cell in line) for line in lines)  # a row without anything is left out
@@ -411,7 +446,7 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     for name in re.findall(r"\]\((figures/.*?)\)", markdown):
         assert (tmp_path / name).is_file()
         assert (tmp_path / name).with_suffix(".svg").is_file()
-    assert len(list((tmp_path / "figures").iterdir())) == 8
+    assert len(list((tmp_path / "figures").iterdir())) == 10
     again = write_reproduction(store, tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
 

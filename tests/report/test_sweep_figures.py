@@ -22,13 +22,13 @@ Points = list[tuple[float, float]]
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
     """Return the axes of every picture that is drawn, by its name."""
     found: dict[str, Axes] = {}
-    original = sweep_figures._drawn
+    original = sweep_figures.drawn
 
     def kept(name: str, draw: Callable[[], Axes], alt: str, caption: str) -> sweep_figures.Drawn:
         found[name] = draw()
         return original(name, draw, alt, caption)
 
-    monkeypatch.setattr(sweep_figures, "_drawn", kept)
+    monkeypatch.setattr(sweep_figures, "drawn", kept)
     return found
 
 

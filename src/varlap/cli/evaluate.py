@@ -68,7 +68,9 @@ def evaluate(
         }
         found = [assess(bnn, task.test, name=opened.name, **options)]
         if temperature is not None:
-            scaled = assess(bnn, task.test, name=f"{opened.name}, scaled", temperature=temperature, **options)
+            scaled = assess(
+                bnn, task.test, name=f"{opened.name} with a temperature", temperature=temperature, **options
+            )
             both = {"nll_scaled": scaled.scores["nll"], "temperature": temperature}
             found = [replace(each, scores={**each.scores, **both}) for each in (found[0], scaled)]
         folders = [_write(each, opened.folder) for each in found]

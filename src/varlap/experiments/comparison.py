@@ -92,7 +92,7 @@ class Comparison:
             temperature = fit_temperature(bnn, self.task.held_out)
             took = seconds + time.monotonic() - start
             tell(f"temperature scaling: held-out images choose {temperature:.2f}")
-            yield self._assessed(bnn, "MAP, scaled", spec, took, temperature=temperature), bnn, None
+            yield self._assessed(bnn, "MAP with a temperature", spec, took, temperature=temperature), bnn, None
             start = time.monotonic()
             fisher, beta = self._laplace(bnn)
             took = seconds + time.monotonic() - start
@@ -163,7 +163,7 @@ class Comparison:
 def folder_name(name: str) -> str:
     """Return a method's name as that of a folder.
 
-    >>> folder_name("MAP, scaled"), folder_name("VL(H)")
+    >>> folder_name("MAP with a temperature"), folder_name("VL(H)")
     ('map-scaled', 'vl-h')
     """
     words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()

@@ -26,10 +26,10 @@ NAMES: dict[Key, str] = {
     ("vi", "mean"): "VI (mean)",
     ("vi", "sampled"): "VI (10 samples)",
     ("map", "mean"): "MAP",
-    ("map", "scaled"): "MAP, scaled",
-    ("map", "linearised"): "MAP, Laplace",
-    ("vi", "scaled"): "VI, scaled",
-    ("vl", "scaled"): "VL, scaled",
+    ("map", "scaled"): "MAP with a temperature",
+    ("map", "linearised"): "MAP, linearised Laplace",
+    ("vi", "scaled"): "VI with a temperature",
+    ("vl", "scaled"): "VL with a temperature",
     ("vl", "linearised"): "VL, linearised",
 }
 """What a table calls them: the paper's four rows, then the baselines that it lacks."""

@@ -1,6 +1,7 @@
 """What all plots share: colours, where they are drawn, and words on them."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from varlap.errors import needs_extra
@@ -8,6 +9,7 @@ from varlap.errors import needs_extra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import Formatter, Locator
 
 # Paul Tol's bright scheme, whose colours can be told apart by the colour-blind; markers tell them apart in grey.
@@ -30,9 +32,19 @@ def axes_for(ax: "Axes | None", function: str, size: tuple[float, float] = _SIZE
     >>> axes_for(None, "reliability").figure.get_size_inches()
     array([4.2, 3.2])
     """
+    return panels(function, 1, size)[0] if ax is None else ax
+
+
+def panels(function: str, number: int, size: tuple[float, float]) -> "list[Axes]":
+    """Return the axes of a new figure that pyplot does not keep, side by side, with one scale on the left.
+
+    >>> len(panels("reliability", 3, (9.0, 3.0)))
+    3
+    """
     with needs_extra("plot", f"varlap.plot.{function}", "matplotlib"):
         from matplotlib.figure import Figure
-    return Figure(figsize=size, dpi=_DPI, layout="constrained").subplots() if ax is None else ax
+    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
+    return list(figure.subplots(1, number, sharey=True, squeeze=False)[0])
 
 
 def colour(index: int) -> str:
@@ -163,3 +175,10 @@ def note(ax: "Axes", text: str, corner: str = "upper left") -> None:
 def legend(ax: "Axes", loc: Any = "best", **options: Any) -> None:
     """Say what is what, in little room."""
     ax.legend(loc=loc, fontsize=SMALL, framealpha=0.9, edgecolor="none", handlelength=1.5, **options)
+
+
+def legend_above(panels: "Sequence[Axes]", marks: "Sequence[Line2D]") -> None:
+    """Say what is what in one line above axes that stand side by side."""
+    panels[0].figure.legend(
+        handles=marks, loc="outside upper center", ncols=len(marks), fontsize=SMALL, edgecolor="none", handlelength=1.5
+    )

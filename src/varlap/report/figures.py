@@ -60,6 +60,8 @@ class Group:
     heading: str
     words: str
     pictures: tuple[Picture, ...]
+    wide: bool = False
+    """whether each takes the whole width of the page"""
 
 
 def of_section(section: Section) -> list[Group]:

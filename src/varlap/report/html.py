@@ -170,8 +170,9 @@ def pictures(group: Group) -> str:
     """Return pictures beside each other under their heading."""
     shown = "".join(map(_figure, group.pictures))
     words = note(group.words) if group.words else ""
-    pairs = " pairs" if len(group.pictures) in (1, 2, 4) else ""  # else in threes
-    return f'<h3>{escape(group.heading)}</h3>\n{words}<div class="pictures{pairs}">\n{shown}</div>\n'
+    in_pairs = len(group.pictures) in (1, 2, 4)  # else in threes
+    kind = " wide" if group.wide else " pairs" if in_pairs else ""
+    return f'<h3>{escape(group.heading)}</h3>\n{words}<div class="pictures{kind}">\n{shown}</div>\n'
 
 
 def _figure(picture: Picture) -> str:

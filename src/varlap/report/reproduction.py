@@ -16,6 +16,7 @@ from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
+from varlap.report.sweep_glance import at_a_glance
 from varlap.report.sweep_notes import (
     how_beta_was_chosen,
     how_it_was_timed,
@@ -127,9 +128,9 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
         found[TABLE_1] = first, how_beta_was_chosen(part)
         found["Every way of predicting"] = (
             all_ways,
-            "Scaled: by a temperature that held-out images choose. Laplace and linearised: 10 draws of the network "
-            "that is linear in its weights, with variances that held-out images choose. OOD: told from "
-            "the other images; where these differ between rows, no row is the best.",
+            "The temperature is chosen by held-out images. Linearised: 10 draws of the network that is linear in its "
+            "weights, with variances that held-out images choose. OOD: told from the other images; where these differ "
+            "between rows, no row is the best.",
         )
     if (times := table_2(part)).rows:
         found[TABLE_2] = times, how_it_was_timed(part)
@@ -164,6 +165,9 @@ def _runs(part: Sweep) -> tuple[Result, ...]:
 
 def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
     found = []
+    if drawn := at_a_glance(part, prefix):
+        words = "The better a row, the further left its NLL and its ECE, and the further right its accuracy."
+        found.append((dataclasses.replace(_group("At a glance", words, drawn), wide=True), drawn))
     if table_1(part) is not None and (drawn := figure_1(part, prefix)):
         words = "How well each method does over β. The log-likelihood is the mean over test images, in nats."
         found.append((_group("Figure 1", f"{words} {which_multiplier(part)}".strip(), drawn), drawn))

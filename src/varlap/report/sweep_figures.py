@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _SCORES = {"accuracy": "test accuracy", "log_likelihood": "test log-likelihood", "ece": "ECE"}
 _FINALS = {"log_likelihood": "test log-likelihood", "accuracy": "test accuracy", "elbo": "ELBO"}
-_COLOURS = {"vl": 0, "vi": 1, "map": 3}  # as in Figure 1
+COLOURS = {"vl": 0, "vi": 1, "map": 3}
+"""of the palette, as in Figure 1"""
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1}
 _CHARACTER, _GAP = 0.027, 0.02  # widths in ticks' labels and between them, as parts of what the ticks span
@@ -75,7 +76,7 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
     several = any(len(runs) > len({run.spec.beta for run in runs}) for runs in series.values())
     told = ", ".join(f"{NAMES[key]} chooses β {chosen[key]:g}" for key in series if key in chosen)
     return [
-        _drawn(
+        drawn(
             f"{prefix}-figure-1-{score.replace('_', '-')}",
             lambda score=score: draw(score),
             f"{_SCORES[score]} against β on {sweep.title}; {told}",
@@ -101,7 +102,7 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
     def draw() -> "Axes":
         ax = style.axes_for(None, "over_epochs", _WITH_LEGEND)
         for method, run in chosen.items():
-            colour = style.colour(_COLOURS[method])
+            colour = style.colour(COLOURS[method])
             trained = [(row["epoch"] + 1, -row["log_likelihood"]) for row in run.history]
             scored = [row for row in run.history if "validation_nll" in row]  # not every epoch of a long training is
             held_out = [(row["epoch"] + 1, row["validation_nll"]) for row in scored]
@@ -120,7 +121,7 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
 
     last = "; ".join(f"{_network(method)} {run.history[-1]['validation_nll']:.3f}" for method, run in chosen.items())
     return [
-        _drawn(
+        drawn(
             f"{prefix}-over-epochs",
             draw,
             f"NLL of training and held-out images over the epochs on {sweep.title}; held-out at the end: {last}",
@@ -151,14 +152,14 @@ def figure_2(sweep: Sweep, prefix: str) -> dict[float, list[Drawn]]:
 def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str) -> Iterator[Drawn]:
     for method, each in runs.items():
         last = ", ".join(f"{r.spec.log_sigma_lr_multiplier:g}: {r.history[-1]['elbo']:.3f}" for r in each)
-        yield _drawn(
+        yield drawn(
             f"{prefix}-{method}-elbo",
             lambda each=each: _elbos(each),
             f"ELBO of {METHODS[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
             f"{METHODS[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
         )
     for score, words in _FINALS.items():
-        yield _drawn(
+        yield drawn(
             f"{prefix}-{score.replace('_', '-')}",
             lambda score=score, words=words: _finals(runs, score, words),
             f"Final {words} against the {_LOG_MULTIPLIER} at β {beta:g} on {title}",
@@ -195,7 +196,7 @@ def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
         return run.history[-1]["elbo"] if score == "elbo" else _score(run, "mean", score)
 
     for method, each in runs.items():
-        number = _COLOURS[method]
+        number = COLOURS[method]
         means = _means(each, "log_sigma_lr_multiplier", final)
         ticks |= set(means)
         ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=METHODS[method])
@@ -248,5 +249,6 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     return labels
 
 
-def _drawn(name: str, draw: Callable[[], "Axes"], alt: str, caption: str) -> Drawn:
+def drawn(name: str, draw: Callable[[], "Axes"], alt: str, caption: str) -> Drawn:
+    """Draw a picture once for the page and once as a file."""
     return Drawn(name, draw_picture(draw, "the results", alt, caption), as_png(draw))
