@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint docs pictures package bench reliability clean
+.PHONY: demo test test-all lint docs pictures tables package bench reliability clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -32,6 +32,10 @@ docs: .venv/.installed
 # The pictures of the tutorials; about two minutes.
 pictures: .venv/.installed
 	$(BIN)/python docs/draw_pictures.py
+
+# The tables of the pages, from the committed results.
+tables: .venv/.installed
+	$(BIN)/python docs/write_tables.py
 
 # Wheel and sdist in dist/; the test installs a wheel into an environment of its own and uses it there.
 package: .venv/.installed

@@ -1,7 +1,7 @@
 """Run the tutorials and put their pictures, in few colours, where the site shows them; also those of
 `results/paper` and `results/figure-2`.
 
-Of the latter there are more than the page of the experiments shows, and the others are left out.
+Of the latter there are more than the pages show, and the others are left out.
 
 `python docs/draw_pictures.py [NAME ...]`, with `paper` for the latter; what each prints is printed too, for its page.
 """
@@ -34,13 +34,13 @@ def main(names: list[str]) -> None:
             _keep(Path(folder), IMAGES / "tutorials")
     if not names or PAPER in names:
         print(f"== {PAPER}", flush=True)
-        page = (ROOT / "docs" / "experiments.md").read_text()
+        pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
         for store in (PAPER, "figure-2"):
             with tempfile.TemporaryDirectory() as folder:
                 write_reproduction(ROOT / "results" / store, folder)
                 figures = Path(folder) / "figures"
                 for picture in figures.glob("*.png"):
-                    if picture.name not in page:
+                    if picture.name not in pages:
                         picture.unlink()
                 _keep(figures, IMAGES / PAPER)
 

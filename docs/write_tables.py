@@ -1,0 +1,189 @@
+"""Write the tables of the pages anew from the committed results.
+
+`python docs/write_tables.py` replaces what stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end of table -->`
+on README.md and the pages of this folder. A test holds that this changes nothing.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from varlap.experiments import Result
+from varlap.experiments.grid import paper_numbers
+from varlap.experiments.ways import NAMES, Key
+from varlap.report.reproduction import read_sweeps
+from varlap.report.sweeps import Sweep
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MARKED = re.compile(
+    r"(?P<begin>^(?P<indent> *)<!-- table: (?P<name>[^\n]*) -->\n).*?(?P<end>^ *<!-- end of table -->$)", re.M | re.S
+)
+
+DATA = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
+RECIPES = {"paper": "paper's recipe", "sgd": "SGD", "ours": "Adam at 1e-3"}
+OTHER_IMAGES = {"rotated": "rotated images", "mnist": "MNIST"}
+Sign = Callable[[Sequence[float]], float]
+
+
+def main() -> None:
+    """Write what has changed."""
+    for page in PAGES:
+        text = page.read_text()
+        if (new := with_tables(text)) != text:
+            page.write_text(new)
+            print(f"{page.relative_to(ROOT)} was changed")
+
+
+def with_tables(text: str) -> str:
+    """Return a page with its tables made anew."""
+
+    def replaced(match: re.Match[str]) -> str:
+        name, *arguments = match["name"].split()
+        lines = ["", *TABLES[name](*arguments), ""]
+        made = "".join(f"{match['indent']}{line}".rstrip() + "\n" for line in lines)
+        return match["begin"] + made + match["end"]
+
+    return MARKED.sub(replaced, text)
+
+
+def ways(data: str, recipe: str, epochs: str) -> list[str]:
+    """A row for each way of predicting, beside the paper's numbers."""
+    sweep = _sweep("paper", data, recipe, int(epochs))
+    theirs = paper_numbers("table-1")[data]
+    rows, scores = [], {key: _scores(key, choice.by_validation) for key, choice in sweep.choices().items()}
+    best = {
+        score: _best([row[score] for row in scores.values()], sign, digits)
+        for score, sign, digits in (("nll", min, 3), ("accuracy", max, 3), ("ece", min, 3), ("ood", max, 3))
+    }
+    for key, choice in sweep.choices().items():
+        own = scores[key]
+        temperature = choice.by_validation[0].test[key[1]].get("temperature")
+        name = NAMES[key] + ("" if temperature is None else f", {temperature:.2f}")
+        paper = theirs.get(NAMES[key])
+        shown = ("", "", "") if paper is None else (f"{paper[0]:.2f}", f"{100 * paper[1]:.1f} %", f"{paper[2]:.3f}")
+        rows.append(
+            _row(
+                name,
+                f"{choice.beta:g}",
+                *(_bold(f"{own['nll']:.3f}", own["nll"], best["nll"]), shown[0]),
+                *(_bold(f"{100 * own['accuracy']:.1f} %", own["accuracy"], best["accuracy"]), shown[1]),
+                *(_bold(f"{own['ece']:.3f}", own["ece"], best["ece"]), shown[2]),
+                _bold(f"{own['ood']:.3f}", own["ood"], best["ood"]),
+            )
+        )
+    (outside,) = {run.ood for run in sweep.results}
+    auroc = f"AUROC, {OTHER_IMAGES[str(outside)]}"
+    return [*_head("", "β", "test NLL", "paper's", "accuracy", "paper's", "ECE", "paper's", auroc), *rows]
+
+
+def long_trainings() -> list[str]:
+    """Test NLL of every training of 200 epochs, by method and way of predicting."""
+    keys: tuple[Key, ...] = (("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("map", "linearised"))
+    keys += (("vi", "sampled"), ("vi", "scaled"))
+    rows = []
+    for data, recipe in itertools.product(DATA, RECIPES):
+        if (sweep := _sweep_or_none("paper", data, recipe, 200)) is None:
+            continue
+        choices = sweep.choices()
+        nlls = [_scores(key, choices[key].by_validation)["nll"] for key in keys]
+        cells = [_bold(f"{nll:.3f}", nll, _best(nlls, min, 3)) for nll in nlls]
+        paper = paper_numbers("table-1")[data]["VL"][0]
+        rows.append(_row(f"{DATA[data]}, {RECIPES[recipe]}", *cells, f"{paper:.2f}"))
+    return [*_head("test NLL", *(NAMES[key] for key in keys), "paper's VL"), *rows]
+
+
+def studies() -> list[str]:
+    """Test NLL / ECE of VL, MAP and VI in every sweep that has VL and MAP with a temperature."""
+    keys: tuple[Key, ...] = (("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("vi", "sampled"), ("vi", "scaled"))
+    rows = []
+    found = [sweep for sweep in read_sweeps(ROOT / "results" / "paper") if set(keys[:3]) <= set(sweep.choices())]
+    order = {recipe: number for number, recipe in enumerate(RECIPES)}
+    for sweep in sorted(found, key=lambda one: (one.spec.data, -one.spec.epochs, order[one.spec.recipe])):
+        choices = sweep.choices()
+        scores = [_scores(key, choices[key].by_validation) if key in choices else None for key in keys]
+        there = [each for each in scores if each is not None]
+        best = {score: _best([each[score] for each in there], min, 3) for score in ("nll", "ece")}
+        cells = [
+            "" if each is None else " / ".join(_bold(f"{each[s]:.3f}", each[s], best[s]) for s in ("nll", "ece"))
+            for each in scores
+        ]
+        spec = sweep.spec
+        rows.append(_row(f"{DATA[spec.data]}, {RECIPES[spec.recipe]}, {spec.epochs} epochs", *cells))
+    return [*_head("test NLL / ECE", *(NAMES[key] for key in keys)), *rows]
+
+
+def early_stopping(data: str) -> list[str]:
+    """Figure 2 as a table: final scores by β and by the multiplier of log σ's learning rate."""
+    (sweep,) = [sweep for sweep in read_sweeps(ROOT / "results" / "figure-2") if sweep.spec.data == data]
+    runs = {_where(run): run for run in (*sweep.results, *sweep.diverged)}
+    rows = []
+    for beta, multiplier in itertools.product((1.0, 0.1), (1.0, 3.0, 10.0, 30.0)):
+        cells: list[str] = []
+        for method in ("vl", "vi"):
+            run = runs.get((beta, multiplier, method))
+            if run is None or run.failure is not None:
+                cells += ["not run" if run is None else "diverged", "", ""]
+            else:
+                elbo = f"{run.history[-1]['elbo']:.3f}".replace("-", "−")
+                scores = run.test["mean"]
+                cells += [elbo, f"{scores['nll']:.3f}", f"{100 * scores['accuracy']:.1f} %"]
+        rows.append(_row(f"{beta:g}", f"× {multiplier:g}", *cells))
+    return [
+        *_head("β", "multiplier", *(f"{m}{s}" for m in ("VL: ", "VI: ") for s in ("ELBO", "test NLL", "accuracy"))),
+        *rows,
+    ]
+
+
+TABLES: dict[str, Callable[..., list[str]]] = {
+    "ways": ways,
+    "long-trainings": long_trainings,
+    "studies": studies,
+    "early-stopping": early_stopping,
+}
+
+
+def _where(run: Result) -> tuple[float, float, str]:
+    return run.spec.beta, run.spec.log_sigma_lr_multiplier, run.spec.method
+
+
+def _sweep(store: str, data: str, recipe: str, epochs: int) -> Sweep:
+    found = _sweep_or_none(store, data, recipe, epochs)
+    assert found is not None, (store, data, recipe, epochs)
+    return found
+
+
+def _sweep_or_none(store: str, data: str, recipe: str, epochs: int) -> Sweep | None:
+    wanted = data, recipe, epochs
+    found = [s for s in read_sweeps(ROOT / "results" / store) if (s.spec.data, s.spec.recipe, s.spec.epochs) == wanted]
+    assert len(found) < 2, wanted
+    return found[0] if found else None
+
+
+def _scores(key: Key, runs: Sequence[Result]) -> dict[str, float]:
+    (run,) = runs  # one seed; with several the page would have to show their spread
+    scores = run.test[key[1]]
+    return {name: scores[name] for name in ("nll", "accuracy", "ece")} | {"ood": scores["ood_auroc_entropy"]}
+
+
+def _best(values: Sequence[float], sign: Sign, digits: int) -> float:
+    """Return the best as it is shown, so that all that look the same are bold."""
+    return round(sign(values), digits)
+
+
+def _bold(shown: str, value: float, best: float) -> str:
+    return f"**{shown}**" if round(value, 3) == best else shown
+
+
+def _head(*cells: str) -> Iterator[str]:
+    yield _row(*cells)
+    yield _row(*(["---"] * len(cells)))
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+if __name__ == "__main__":
+    main()
