@@ -326,6 +326,8 @@ def test_structured_outputs_are_refused_with_the_option_that_reads_them():
         (torch.zeros(()), torch.zeros(6).long(), r"x has shape \(\) but y has 6 items"),
         (torch.zeros(6, 4), torch.tensor(1), r"y need a first dimension of at least one item.*got y \(\)"),
         (torch.zeros(0, 4), torch.zeros(0).long(), r"y need a first dimension of at least one item.*got y \(0,\)"),
+        (torch.zeros(6, 4).numpy(), torch.zeros(6).long(), r"x is a ndarray; give a tensor, .* torch\.as_tensor\(x\)"),
+        (torch.zeros(6, 4), torch.zeros(6).long().numpy(), r"y is a ndarray; give a tensor, .* torch\.as_tensor\(y\)"),
         (torch.zeros(6, 4), [0, 1, 2, 0, 1, 2], r"y need a first dimension of at least one item.*got list"),
         (torch.zeros(6, 4), {"a": torch.zeros(6), "b": torch.zeros(5)}, r"got y\['a'\] \(6,\), y\['b'\] \(5,\)"),
     ],
@@ -367,6 +369,40 @@ def test_own_likelihood_whose_log_prob_has_a_wrong_shape_is_refused(objective, s
         BatchError, rf"log_prob returned shape {got} for 6 items; it must return one value per item", bnn, tries
     ):
         tries(bnn, batch()[0], torch.zeros(6, 3))
+
+
+@pytest.mark.parametrize("gradient", ["held", "quiet"])
+@pytest.mark.parametrize("drawn", [slice(0, 1), (slice(None), 0)], ids=["one item", "no column"])
+def test_own_likelihood_whose_draws_would_be_broadcast_is_refused(drawn, gradient):
+    class Own(varlap.Gaussian):
+        canonical = True
+
+        def log_prob(self, outputs, targets):
+            return -(outputs - targets).square().flatten(1).sum(1)
+
+        def sample(self, outputs, generator, targets=None):
+            return super().sample(outputs, generator, targets)[drawn]
+
+    module = nn.Linear(4, 1)
+    bnn, tries = varlap.BNN(module, Own()), varlap.VL(num_data=10, curvature=varlap.Fisher(gradient=gradient))
+    got = r"\(1, 1\)" if drawn == slice(0, 1) else r"\(6,\)"
+    message = rf"sample returned shape {got} where the targets have shape \(6, 1\); it must draw targets of the obs"
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, batch()[0], torch.zeros(6, 1))
+
+
+def test_one_output_is_refused_for_classes():
+    bnn, tries = varlap.BNN(nn.Linear(4, 1)), varlap.VL(num_data=10)
+    with refused(BatchError, r"one output, and of one class .* always certain; use likelihood='bernoulli'", bnn, tries):
+        tries(bnn, batch()[0], torch.zeros(6).long())
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("mse", "gaussian"), ("cross_entropy", "categorical"), ("Softmax", "categorical"), ("bce", "b")]
+)
+def test_the_name_of_a_loss_leads_to_its_likelihood(name, meant):
+    with pytest.raises(ConfigError, match=f"unknown likelihood '{name}': did you mean '{meant}"):
+        varlap.BNN(nn.Linear(2, 2), name)
 
 
 def test_likelihood_without_a_score_is_refused_where_one_is_needed():

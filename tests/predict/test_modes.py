@@ -305,6 +305,7 @@ def test_temperature_divides_the_logits_of_every_draw(name, mode):
         ({"how": "sampled", "num_samples": 0}, r"num_samples=0\) must be a whole number of at least 1"),
         ({"how": "linearised", "num_samples": 2.5}, r"num_samples=2.5\) must be a whole number of at least 1"),
         ({"how": "linearised", "closed_form": True, "num_samples": -1}, r"num_samples=-1\) must be a whole number"),
+        ({"num_samples": 10}, r"num_samples=10\) has nothing to draw for how='mean'; say how='linearised' or how='sam"),
         ({"batch_size": 0}, r"predict\(batch_size=0\) must be at least 1, or None for all at once"),
         ({"batch_size": "all"}, r"predict\(batch_size='all'\) must be a whole number of items, or None for all"),
         ({"temperature": 0.0}, r"predict\(temperature=0.0\) must be a positive number; 1 changes nothing"),
@@ -348,6 +349,21 @@ def test_inputs_that_cannot_be_split_or_read_are_refused():
         bnn.predict((x[0], x[1][:2]), batch_size=2)
     with pytest.raises(BatchError, match=r"x is an array of <U1; give numbers, such as float32 or int64"):
         bnn.predict(np.array(["a", "b"]))
+    with pytest.raises(
+        BatchError, match=r"x is a list of numbers; give a tensor or an array, such as torch\.tensor\(x\)"
+    ):
+        bnn.predict([[0.0, 1.0], [2.0, 3.0]])
+
+
+@by_mode
+def test_an_own_likelihood_that_predicts_no_prediction_is_named(mode):
+    class Own(varlap.Gaussian):
+        def predict(self, outputs):
+            return outputs
+
+    bnn = varlap.BNN(nn.Linear(2, 1), Own())
+    with pytest.raises(ConfigError, match=r"Own\.predict returned a Tensor; it must return varlap\.Prediction\(probs"):
+        bnn.predict(torch.zeros(4, 2), **MODES[mode])
 
 
 def test_sampling_warns_at_the_users_line():

@@ -214,3 +214,10 @@ def test_mistakes_are_named():
             varlap.sgd(_bnn(), **mistake)
     with pytest.raises(ConfigError, match=r"sgd\(momentum='a'\) must be in \[0, 1\)"):
         varlap.sgd(_bnn(), momentum="a")  # type: ignore[arg-type]
+
+
+def test_a_second_weight_decay_is_refused():
+    message = r"adam\(weight_decay=0\.1\): the prior is the weight decay, and a second one would count twice; .* beta"
+    with pytest.raises(ConfigError, match=message):
+        varlap.adam(_bnn(), weight_decay=0.1)
+    assert varlap.adam(_bnn(), weight_decay=0.0).param_groups[0]["weight_decay"] == 0

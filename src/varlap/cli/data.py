@@ -72,7 +72,7 @@ def list_data(context: typer.Context, as_json: AsJson = False) -> None:
     stored = {one.name: one for one in find_stored()}
     rows = [_row(name, sources.get(name), stored.get(name)) for name in dict.fromkeys([*sources, *stored])]
     if as_json:
-        typer.echo(json.dumps({"folder": str(data_folder()), "data": rows}))
+        typer.echo(json.dumps({"folder": str(data_folder()), "data": rows, "bundled": ["digits"]}))
         return
     table = Table("name", "state", "training images", "test images")
     table.add_row("digits", "comes with scikit-learn", "1437×8×8", "360×8×8")

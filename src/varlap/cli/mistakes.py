@@ -51,7 +51,7 @@ def _in_one_line() -> Iterator[None]:
         yield
     except UsageError as error:
         said = error.format_message()
-        if "\n" in said:  # the help of a command that was called without arguments
+        if not said.strip() or "\n" in said:  # the help of a command that was called without arguments
             raise
         where = error.ctx.command_path if error.ctx else "varlap"
         said = _with_hint(said.replace("Value error, ", ""))  # which typer puts before what it says of a choice

@@ -111,7 +111,7 @@ def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -
     if labels == "sampled" and not hasattr(bnn.likelihood, "score"):
         with torch.enable_grad():
             outputs.requires_grad_(True)
-            drawn = bnn.likelihood.sample(outputs.detach(), generator, part.batch.y)
+            drawn = part.drawn_targets(bnn, generator)
             yield torch.autograd.grad(Pass(part.batch, outputs).log_likelihoods(bnn, drawn).sum(), outputs)[0]
         return
     score_fn = require_score(bnn)

@@ -164,8 +164,7 @@ def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     The outputs are detached in the draw, the likelihood's own parameters are not: weights see held labels, a
     learnt noise sees the reparameterised draw.
     """
-    detached = tree.map_tensors(Tensor.detach, part.outputs)
-    return _label_gradient(bnn, part, bnn.likelihood.sample(detached, generator, part.batch.y), create_graph)
+    return _label_gradient(bnn, part, part.drawn_targets(bnn, generator), create_graph)
 
 
 def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
@@ -186,7 +185,7 @@ def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     check_differentiable(part.outputs)
     outputs = part.outputs.detach().requires_grad_()
     detached = Pass(part.batch, outputs)
-    labels = bnn.likelihood.sample(outputs.detach(), generator, part.batch.y)
+    labels = part.drawn_targets(bnn, generator)
     with torch.enable_grad():  # u depends on the likelihood's own parameters, which get the true gradient
         (score,) = torch.autograd.grad(_weighted_sum(bnn, detached, labels), outputs, create_graph=create_graph)
     return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)

@@ -84,6 +84,19 @@ class Pass:
             )
         return values
 
+    def drawn_targets(self, bnn: BNN, generator: torch.Generator) -> Any:
+        """Draw targets from the model at these outputs, shaped like the observed ones."""
+        outputs = tree.map_tensors(Tensor.detach, self.outputs)
+        drawn = bnn.likelihood.sample(outputs, generator, self.batch.y)
+        observed = [tensor.shape for tensor in tree.tensors(self.batch.y)]
+        shapes = [tensor.shape for tensor in tree.tensors(drawn)]
+        if shapes != observed:  # broadcasting would hide it
+            raise BatchError(
+                f"the likelihood's sample returned {_listed(shapes)} where the targets have {_listed(observed)}; "
+                "it must draw targets of the observed ones' shape, which log_prob then takes in their place"
+            )
+        return drawn
+
     def log_likelihood_sum(self, bnn: BNN) -> Tensor:
         """Return Σᵢ wᵢ log p(yᵢ | xᵢ, μ)."""
         values = self.log_likelihoods(bnn, self.batch.y)
@@ -97,6 +110,10 @@ def forward(bnn: BNN, batch: Batch) -> Pass:
     if check is not None and not batch.trusted:
         check(outputs, batch.y)
     return Pass(batch, outputs)
+
+
+def _listed(shapes: Sequence[torch.Size]) -> str:
+    return f"shape {' and '.join(str(tuple(shape)) for shape in shapes)}" if shapes else "no tensor"
 
 
 def check_targets(bnn: BNN, outputs: Any, targets: Any, num_items: int) -> None:

@@ -66,6 +66,11 @@ class Categorical(nn.Module):
         """Refuse labels that are not integers or not in 0..K-1."""
         labels = self._labels(outputs, targets)
         num_classes = outputs.shape[1]
+        if num_classes == 1:
+            raise BatchError(
+                "the network has one output, and of one class the categorical likelihood is always certain; use "
+                "likelihood='bernoulli' for yes or no, or give the network an output for each class"
+            )
         if 0 <= self.ignored_label < num_classes:
             raise BatchError(
                 f"ignored_label={self.ignored_label} is also one of the network's {num_classes} classes, so a label "

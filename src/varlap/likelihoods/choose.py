@@ -19,6 +19,14 @@ BUILT_IN: dict[str, Callable[[], Likelihood]] = {
 }
 
 
+USUAL_NAMES = {
+    **dict.fromkeys(("cross_entropy", "crossentropy", "cross-entropy", "softmax", "classification"), "categorical"),
+    **dict.fromkeys(("bce", "binary", "sigmoid", "logistic"), "bernoulli"),
+    **dict.fromkeys(("mse", "l2", "normal", "regression"), "gaussian"),
+}
+"""what losses and tasks are called elsewhere"""
+
+
 def choose_likelihood(likelihood: str | Likelihood) -> Likelihood:
     """Return the built-in likelihood of that name, or the user's own object.
 
@@ -28,7 +36,9 @@ def choose_likelihood(likelihood: str | Likelihood) -> Likelihood:
     if isinstance(likelihood, str):
         if likelihood in BUILT_IN:
             return BUILT_IN[likelihood]()
-        raise ConfigError(f"unknown likelihood {likelihood!r}: {did_you_mean(likelihood, BUILT_IN)}")
+        meant = USUAL_NAMES.get(likelihood.lower())
+        hint = did_you_mean(likelihood, BUILT_IN) if meant is None else f"did you mean {meant!r}?"
+        raise ConfigError(f"unknown likelihood {likelihood!r}: {hint}")
     if isinstance(likelihood, type) or not isinstance(likelihood, Likelihood):
         missing = [name for name in ("log_prob", "sample", "predict") if not hasattr(likelihood, name)]
         what = f"lacks {', '.join(missing)}" if missing else "is a class; pass an object of it"

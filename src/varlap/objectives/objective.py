@@ -118,6 +118,17 @@ class Objective(ABC):
         self._automatic: Automatic | None = None
         self._watch, self._size_watch = VarianceWatch(), SizeWatch()
 
+    def __repr__(self) -> str:
+        """Tell the settings.
+
+        >>> from varlap import VI
+        >>> VI(num_data=100, beta=0.1)
+        VI(num_data=100, beta=0.1)
+        """
+        told = {name: getattr(self, name) for name in ("curvature", "variances") if hasattr(self, name)}
+        listed = "".join(f", {name}={value!r}" for name, value in told.items())
+        return f"{type(self).__name__}(num_data={self.num_data}, beta={self.beta:g}{listed})"
+
     @final
     def __call__(
         self,

@@ -11,6 +11,22 @@ from varlap.likelihoods import Likelihood, Prediction
 from varlap.likelihoods.prediction import entropy
 
 
+def predicted(likelihood: Likelihood, outputs: Any) -> Prediction:
+    """Return what a likelihood makes of a network's outputs, or say that it is no prediction.
+
+    >>> import varlap
+    >>> predicted(varlap.Categorical(), torch.zeros(1, 2)).probs
+    tensor([[0.5000, 0.5000]])
+    """
+    found = likelihood.predict(outputs)
+    if isinstance(found, Prediction):
+        return found
+    raise ConfigError(
+        f"{type(likelihood).__name__}.predict returned a {type(found).__name__}; it must return "
+        "varlap.Prediction(probs=...) or varlap.Prediction(mean=..., variance=...)"
+    )
+
+
 def average(likelihood: Likelihood, draws: Sequence[Any]) -> Prediction:
     """Return the equal mixture of the networks whose outputs these are.
 
@@ -25,7 +41,7 @@ def average(likelihood: Likelihood, draws: Sequence[Any]) -> Prediction:
     """
     # In half precision the small differences between networks would be lost.
     draws = [tree.at_least_single(outputs) for outputs in draws]
-    predictions = [likelihood.predict(outputs) for outputs in draws]
+    predictions = [predicted(likelihood, outputs) for outputs in draws]
     first = predictions[0]
     common = {"exclusive": first.exclusive, "outputs": list(draws), "likelihood": likelihood}
     if first.probs is not None:

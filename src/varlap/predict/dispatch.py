@@ -10,7 +10,7 @@ from torch import Tensor
 from varlap.errors import ConfigError, did_you_mean
 from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
-from varlap.predict.average import average
+from varlap.predict.average import average, predicted
 from varlap.predict.closed_form import closed_form as closed_form_prediction, drawn_outputs, output_gaussian
 from varlap.predict.collapse import tell_of_untrained_variances, warn_of_collapse
 from varlap.predict.draws import checked_num_samples
@@ -74,6 +74,11 @@ def predict(
             f"predict(how={how!r}) has no use for statistics: they are estimated again for each draw of "
             "how='sampled'; for the mean network use varlap.reestimate_statistics(bnn, data)"
         )
+    if num_samples is not None and how == "mean":
+        raise ConfigError(
+            f"predict(num_samples={num_samples}) has nothing to draw for how='mean'; say how='linearised' or "
+            "how='sampled', or leave num_samples out"
+        )
     if closed_form and how != "linearised":
         raise ConfigError(f"predict(how={how!r}) has no closed form; closed_form=True goes with how='linearised'")
     if how != "mean":
@@ -84,7 +89,7 @@ def predict(
     with bnn.evaluating(), bnn.spare_buffers(), Streams(seed, 0).around_network(bnn.device):
         if how == "mean":
             outputs = _tempered(bnn, mean_outputs(bnn, inputs), temperature)
-            return replace(bnn.likelihood.predict(outputs), outputs=[outputs], likelihood=bnn.likelihood)
+            return replace(predicted(bnn.likelihood, outputs), outputs=[outputs], likelihood=bnn.likelihood)
         if closed_form:
             return _in_closed_form(bnn, inputs, num_samples, seed, temperature)
         if how == "sampled":

@@ -25,6 +25,8 @@ class Inputs:
             raise ConfigError(f"predict(batch_size={batch_size!r}) must be a whole number of items, or None for all")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"predict(batch_size={batch_size}) must be at least 1, or None for all at once")
+        if isinstance(x, list | tuple) and x and _is_number(x):
+            raise BatchError("x is a list of numbers; give a tensor or an array, such as torch.tensor(x)")
         self._device = bnn.device
         # No derivative could be taken through an inference tensor.
         self._x = tree.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs_as_tensors(x, bnn.dtype))
@@ -43,6 +45,13 @@ class Inputs:
             return
         for start in range(0, self._num_items, self._batch_size):
             yield tree.to_device(tree.take(self._x, slice(start, start + self._batch_size)), self._device)
+
+
+def _is_number(x: Any) -> bool:
+    """Whether what a list begins with is a number, and no input of its own."""
+    while isinstance(x, list | tuple) and x:
+        x = x[0]
+    return isinstance(x, int | float)
 
 
 def join(outputs: list[Any]) -> Any:

@@ -24,6 +24,11 @@ def adam(bnn: BNN, lr: float = ADAM_LR, log_sigma_lr_multiplier: float = 10.0, *
     [0.0001, 0.001]
     """
     _require_bnn("adam", bnn)
+    if options.get("weight_decay"):
+        raise ConfigError(
+            f"adam(weight_decay={options['weight_decay']}): the prior is the weight decay, and a second one would "
+            "count twice; set its strength by beta, or by BNN(prior=varlap.FanInPrior(gain=...))"
+        )
     if bnn.device.type == "cuda" and not options.keys() & {"fused", "foreach"}:
         options["fused"] = True
     return torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)
