@@ -21,9 +21,9 @@ from varlap.data import ArrayData, Normaliser, load
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
 from varlap.experiments.augmentation import augmentation
+from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid import Experiment
 from varlap.experiments.grid_progress import GridProgress
-from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
 from varlap.experiments.ways import variances_at_an_end

@@ -46,6 +46,7 @@ def run(
     spec: RunSpec,
     store: Store,
     *,
+    again: bool = False,
     device: torch.device | str = "cpu",
     progress: Any = "none",
     time_limit_s: float | None = None,
@@ -55,6 +56,7 @@ def run(
     Args:
         spec: what to run.
         store: where results are. While a run trains, its checkpoints are in the store's folder `running`.
+        again: train also where the store has a run that diverged, which stays until the new result replaces it.
         device: where to compute.
         progress: of the training, as in `varlap.fit`.
         time_limit_s: raise `varlap.errors.OutOfTime` once so many seconds are over; the same call carries on.
@@ -67,7 +69,7 @@ def run(
     (['mean', 'scaled'], 'letters', ['.json'])
     """
     known = store.get(spec)
-    if known is not None:
+    if known is not None and not (again and known.failure is not None):
         return known
     task = _task(spec.data, spec.model, spec.validation, spec.num_train, spec.width)
     bnn = _network(spec, task).to(device)
@@ -109,6 +111,8 @@ def run(
         ood=None if found is None else found[0],
         evaluation_seconds=time.monotonic() - start,
     )
+    if result.failure is not None:  # else a rerun would begin at the end of this one
+        forget(spec, store)
     store.put(result)
     forget(spec, store)
     return store.get(spec) or result  # as every later reader sees it, to the same digits

@@ -97,10 +97,6 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self._path(result.spec), _text(result).encode())
 
-    def delete(self, spec: RunSpec) -> None:
-        """Delete the result of a spec, so that it is computed again."""
-        self._path(spec).unlink(missing_ok=True)
-
     def __iter__(self) -> Iterator[Result]:
         found = (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
         return (result for result in found if result is not None)
@@ -128,7 +124,7 @@ def _text(result: Result) -> str:
 
 
 def _read(path: Path) -> Result | None:
-    """Read a result; None where there is none, also since another process has just deleted it to compute it again."""
+    """Read a result; None where there is none, also where somebody has just deleted it."""
     try:
         content = json.loads(path.read_text())
         unknown = set(content["spec"]) - {field.name for field in dataclasses.fields(RunSpec)}
