@@ -319,6 +319,19 @@ def test_a_run_that_diverges_is_stored_as_such_and_the_others_go_on(tmp_path: Pa
     assert [run.failure for run in Store(tmp_path)] == [None, None]
 
 
+def test_failures_of_runs_that_differ_in_any_setting_are_told_apart(tmp_path: Path):
+    store = Store(tmp_path)
+    specs = [dataclasses.replace(QUICK, lr=lr, clip_norm=clip) for lr in (1e-3, 1e-2) for clip in (None, 1.0)]
+    for number, spec in enumerate(specs):
+        store.put(Result(spec, {}, {}, {}, 1.0, failure=f"failure {number}"))
+    assert run_grid(specs, store).failed == {
+        "digits map β 0.1 lr 0.001 clip_norm None": "failure 0",
+        "digits map β 0.1 lr 0.001 clip_norm 1": "failure 1",
+        "digits map β 0.1 lr 0.01 clip_norm None": "failure 2",
+        "digits map β 0.1 lr 0.01 clip_norm 1": "failure 3",
+    }
+
+
 def test_a_training_that_diverges_leaves_a_failure_and_no_checkpoints(tmp_path: Path):
     store, spec = Store(tmp_path), dataclasses.replace(QUICK, lr=1e36)
     outcome = run_grid([spec], store)

@@ -14,6 +14,7 @@ from varlap.experiments.evaluation import origin
 from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.image_task import check_num_train
+from varlap.experiments.names import names
 from varlap.experiments.run import RUNNING, claim, epochs_done, forget, run
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
@@ -29,7 +30,7 @@ class Outcome:
     left: list[RunSpec] = field(default_factory=list)
     """runs that are not done: the budget left them for the next call, or another process is at them"""
     failed: dict[str, str] = field(default_factory=dict)
-    """runs that diverged, with what was said, now or before"""
+    """runs that diverged, by name, with what was said, now or before"""
 
 
 def run_grid(
@@ -82,6 +83,7 @@ class _Grid:
     ) -> None:
         self.specs, self.store, self.device, self.again = specs, store, device, again
         self.shown, self.clock = shown, clock
+        self.names = names(specs)
         self.deadline = None if budget_s is None else clock() + budget_s
         self.known = {spec: found for spec in specs if (found := _known(spec, store, again)) is not None}
         for spec, result in self.known.items():
@@ -98,7 +100,7 @@ class _Grid:
                 return
             with claim(spec, self.store) as mine:
                 if not mine:
-                    self.shown.say(f"{name(spec)}: another process is at it, so it is left")
+                    self.shown.say(f"{self.names[spec]}: another process is at it, so it is left")
                     continue
                 try:
                     self._run_one(spec, pending[number + 1 :])
@@ -115,7 +117,7 @@ class _Grid:
             results,
             self.num_computed,
             left=[spec for spec in self.specs if spec not in self.known],
-            failed={name(run.spec): run.failure for run in results if run.failure is not None},
+            failed={self.names[run.spec]: run.failure for run in results if run.failure is not None},
         )
 
     def _left_s(self) -> float | None:
@@ -135,7 +137,7 @@ class _Grid:
         if known is not None:
             words = "by another process"
         else:
-            self.shown.begin_run(name(spec), lambda share: self.expected.sum(spec, share, others))
+            self.shown.begin_run(self.names[spec], lambda share: self.expected.sum(spec, share, others))
             done, start = epochs_done(spec, self.store), self.clock()
             try:
                 known = run(
@@ -153,7 +155,7 @@ class _Grid:
                 words = f"diverged: {error}"
             self.num_computed += 1
         self.known[spec] = known
-        self.shown.end_of_run(name(spec), took, self.expected.sum(spec, 1.0, others), words)
+        self.shown.end_of_run(self.names[spec], took, self.expected.sum(spec, 1.0, others), words)
 
 
 def _known(spec: RunSpec, store: Store, again: bool) -> Result | None:
@@ -200,17 +202,6 @@ def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> N
         if sizes and (num_images := num_training_images(data)) is not None:
             for validation, num_train in sizes:
                 check_num_train(data, num_images, validation, num_train)
-
-
-def name(spec: RunSpec) -> str:
-    """Return what a line calls a run.
-
-    >>> name(RunSpec("digits", "vl", 0.1))
-    'digits vl β 0.1'
-    """
-    words = f"{spec.data} {spec.method} β {spec.beta:g}"
-    words += f" multiplier {spec.log_sigma_lr_multiplier:g}" if spec.log_sigma_lr_multiplier != 10 else ""
-    return words + (f" seed {spec.seed}" if spec.seed else "")
 
 
 def _told(result: Result) -> str:
