@@ -14,6 +14,7 @@ from varlap.experiments.evaluation import origin
 from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.image_task import check_num_train
+from varlap.experiments.known_runs import SAME_RUN, KnownRuns
 from varlap.experiments.names import names
 from varlap.experiments.run import RUNNING, claim, epochs_done, forget, run
 from varlap.experiments.spec import RunSpec
@@ -45,6 +46,9 @@ def run_grid(
 ) -> Outcome:
     """Run what the store lacks, in order.
 
+    Where the store has the same training under another spec, which differs in what the method does not use, a copy is
+    kept under the spec that is asked for.
+
     With a budget, a run that is not expected to fit is left for the next call. A run that takes longer than expected
     stops at a checkpoint, and the next call carries on from there. The first run always starts, so that every call
     makes progress. A run that diverges is stored as such, and the others go on; `again` reruns those that diverged
@@ -57,9 +61,10 @@ def run_grid(
     >>> [run_grid([spec], store).num_computed for _ in range(2)]
     [1, 0]
     """
-    check_data(specs, store, again)
+    runs = KnownRuns(store, again)
+    _check_data(specs, store, runs)
     shown = GridProgress(quiet=True) if progress is None else progress
-    grid = _Grid(specs, store, torch.device(device), budget_s, again, shown, clock)
+    grid = _Grid(specs, store, runs, torch.device(device), budget_s, again, shown, clock)
     shown.begin(len(specs), len(grid.known))
     try:
         grid.run()
@@ -75,6 +80,7 @@ class _Grid:
         self,
         specs: Sequence[RunSpec],
         store: Store,
+        runs: KnownRuns,
         device: torch.device,
         budget_s: float | None,
         again: bool,
@@ -82,14 +88,15 @@ class _Grid:
         clock: Callable[[], float],
     ) -> None:
         self.specs, self.store, self.device, self.again = specs, store, device, again
+        self.runs = runs
         self.shown, self.clock = shown, clock
         self.names = names(specs)
         self.deadline = None if budget_s is None else clock() + budget_s
-        self.known = {spec: found for spec in specs if (found := _known(spec, store, again)) is not None}
+        self.known = {spec: runs.keep(found) for spec in specs if (found := runs.find(spec)) is not None}
         for spec, result in self.known.items():
             if result.failure is None:  # else the checkpoints are those of a rerun, to be carried on
                 _clean(spec, store)
-        self.expected = Expectation(list(store), str(device))
+        self.expected = Expectation(runs.results, str(device))
         self.num_computed = 0
 
     def run(self) -> None:
@@ -110,8 +117,8 @@ class _Grid:
     def outcome(self) -> Outcome:
         """Return what is known now, also what other processes have finished meanwhile."""
         for spec in self.specs:
-            if spec not in self.known and (found := _known(spec, self.store, self.again)) is not None:
-                self.known[spec] = found
+            if spec not in self.known and (found := self.runs.find_now(spec)) is not None:
+                self.known[spec] = self.runs.keep(found)
         results = [self.known[spec] for spec in self.specs if spec in self.known]
         return Outcome(
             results,
@@ -133,9 +140,11 @@ class _Grid:
 
     def _run_one(self, spec: RunSpec, others: Sequence[RunSpec]) -> None:
         """Do a run that is this process's, unless another one has done it just before."""
-        took, known = None, _known(spec, self.store, self.again)
+        took, known = None, self.runs.find_now(spec)
         if known is not None:
-            words = "by another process"
+            self.runs.keep(known)
+            same = known.origin.get(SAME_RUN)
+            words = "by another process" if same is None else f"the same training as {same}"
         else:
             self.shown.begin_run(self.names[spec], lambda share: self.expected.sum(spec, share, others))
             done, start = epochs_done(spec, self.store), self.clock()
@@ -153,14 +162,10 @@ class _Grid:
             except NonFiniteError as error:
                 known = _diverged(spec, self.store, str(self.device), self.clock() - start, str(error))
                 words = f"diverged: {error}"
+            self.runs.learn(known)
             self.num_computed += 1
         self.known[spec] = known
         self.shown.end_of_run(self.names[spec], took, self.expected.sum(spec, 1.0, others), words)
-
-
-def _known(spec: RunSpec, store: Store, again: bool) -> Result | None:
-    found = store.get(spec)
-    return None if again and found is not None and found.failure is not None else found
 
 
 def _clean(spec: RunSpec, store: Store) -> None:
@@ -181,7 +186,11 @@ def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str
 
 def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> None:
     """Refuse a grid whose data are not all there, or too few, before anything runs; what the store has needs none."""
-    pending = [spec for spec in specs if _known(spec, store, again) is None]
+    _check_data(specs, store, KnownRuns(store, again))
+
+
+def _check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None:
+    pending = [spec for spec in specs if runs.find(spec) is None]
     wanted = dict.fromkeys(spec.data for spec in pending)
     missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]
     if missing:

@@ -19,7 +19,7 @@ from varlap.experiments.augmentation import augmentation
 from varlap.experiments.evaluation import origin
 from varlap.experiments.image_task import ImageTask
 from varlap.experiments.outside import partner
-from varlap.experiments.spec import RunSpec
+from varlap.experiments.spec import WARMUP_OF_CLOSED_FORM, RunSpec
 from varlap.experiments.store import Result, Store
 from varlap.experiments.ways import evaluate_ways
 from varlap.files import locked
@@ -34,7 +34,6 @@ RUNNING = "running"
 SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
 NUM_VALIDATIONS = 50  # of a long training: more would tell no more
 USUAL_BATCH = 128  # whose curvature the library's default is about
-WARMUP_OF_CLOSED_FORM = 0.3  # part of the training over which β rises, without which σ jumps to its prior's
 KEPT = (
     *("epoch", "elbo", "log_likelihood", "curvature", "kl", "lr", "log_sigma_over_s_median", "sigma_over_s_max"),
     *("share_at_prior", "validation_nll", "validation_accuracy", "validation_ece", "seconds", "memory_mb"),
