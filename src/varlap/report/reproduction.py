@@ -156,7 +156,9 @@ def remark(part: Sweep) -> str:
 
 def shared(part: Sweep) -> dict[str, Any]:
     """Return the settings that all runs of a part share."""
-    return {name: value for name, value in dataclasses.asdict(part.spec).items() if name not in _NOT_SHARED}
+    both_ways = len({run.spec.linearised for run in _runs(part)}) > 1
+    own = (*_NOT_SHARED, "linearised") if both_ways else _NOT_SHARED
+    return {name: value for name, value in dataclasses.asdict(part.spec).items() if name not in own}
 
 
 def _runs(part: Sweep) -> tuple[Result, ...]:
