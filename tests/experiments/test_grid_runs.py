@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import math
@@ -529,6 +530,30 @@ def test_a_run_whose_evaluation_would_not_fit_is_not_started(tmp_path: Path, mon
     specs = [RunSpec("digits", "map", beta, epochs=epochs) for beta, epochs in ((0.01, 10), (0.1, 1))]
     outcome = run_grid(specs, Store(tmp_path), budget_s=60.0, clock=lambda: clocked.now)
     assert [spec.beta for spec in outcome.left] == [0.1]  # of 20 s, its epoch takes 1 and its evaluation 30
+
+
+@pytest.mark.parametrize(("expected_s", "limit_s"), [(30.0, 100.0 - 30.0), (80.0, 100.0 / 2), (None, 100.0)])
+def test_a_training_leaves_time_for_its_evaluation_and_for_what_was_loaded_before_it(
+    expected_s: float | None, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now, limits, store = [0.0], [], Store(tmp_path)
+    known = dataclasses.replace(QUICK, beta=0.2)
+    made = Result(known, {"mean": {"nll": 0.3}}, {}, {"device": "cpu"}, 3.0, ({"seconds": 1.0},))
+    store.put(dataclasses.replace(made, evaluation_seconds=expected_s))
+
+    def load_slowly(*of_the_task: object) -> ImageTask:
+        now[0] += 7.0
+        return original(*of_the_task)
+
+    def out_of_time(*_: object, time_limit_s: float, **__: object):
+        limits.append(time_limit_s)
+        raise OutOfTime(3, saved=True)
+
+    original = importlib.import_module("varlap.experiments.run")._task
+    monkeypatch.setattr("varlap.experiments.run._task", load_slowly)
+    monkeypatch.setattr("varlap.experiments.run.fit", out_of_time)
+    assert run_grid([QUICK], store, budget_s=100.0, clock=lambda: now[0]).left == [QUICK]
+    assert limits == [limit_s - 7.0]
 
 
 def test_data_that_are_not_there_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -46,7 +46,11 @@ class Expectation:
         epoch = self._mean("epoch", spec)
         if epoch is None:
             return None
-        return epoch * max(0.0, spec.epochs - epochs_done) + (self._mean("evaluation", spec) or 0.0)
+        return epoch * max(0.0, spec.epochs - epochs_done) + self.evaluation(spec)
+
+    def evaluation(self, spec: RunSpec) -> float:
+        """Return the time to evaluate a run; 0 where it is not known."""
+        return self._mean("evaluation", spec) or 0.0
 
     def _mean(self, what: str, spec: RunSpec) -> float | None:
         found = (self._times[key] for key in self._keys(what, spec) if key in self._times)

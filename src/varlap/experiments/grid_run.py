@@ -138,6 +138,11 @@ class _Grid:
         too_long = needed is not None and needed > left_s
         return left_s > 0 and not (too_long and self.num_computed)
 
+    def _limit_s(self, spec: RunSpec) -> float | None:
+        """Return the time that a training may take: half of what is left, or more if its evaluation needs less."""
+        left_s = self._left_s()
+        return None if left_s is None else max(left_s - self.expected.evaluation(spec), left_s / 2)
+
     def _run_one(self, spec: RunSpec, others: Sequence[RunSpec]) -> None:
         """Do a run that is this process's, unless another one has done it just before."""
         took, known = None, self.runs.find_now(spec)
@@ -155,7 +160,8 @@ class _Grid:
                     again=self.again,
                     device=self.device,
                     progress=self.shown,
-                    time_limit_s=self._left_s(),
+                    time_limit_s=self._limit_s(spec),
+                    clock=self.clock,
                 )
                 took, words = self.clock() - start, _told(known)
                 self.expected.learn_from(known, took, done)

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,6 +49,7 @@ def run(
     device: torch.device | str = "cpu",
     progress: Any = "none",
     time_limit_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """Return the result of a spec: from the store, or by training and evaluating, and then it is in the store.
 
@@ -58,7 +59,9 @@ def run(
         again: train also where the store has a run that diverged, which stays until the new result replaces it.
         device: where to compute.
         progress: of the training, as in `varlap.fit`.
-        time_limit_s: raise `varlap.errors.OutOfTime` once so many seconds are over; the same call carries on.
+        time_limit_s: stop the training with `varlap.errors.OutOfTime` once so many seconds are over, the loading of the
+            data included; the same call carries on.
+        clock: seconds that only grow.
 
     >>> import tempfile
     >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
@@ -70,6 +73,7 @@ def run(
     known = store.get(spec)
     if known is not None and not (again and known.failure is not None):
         return known
+    began = clock()
     task = _task(spec.data, spec.model, spec.validation, spec.num_train, spec.width)
     bnn = _network(spec, task).to(device)
     folder = store.folder / RUNNING / spec.key()
@@ -82,7 +86,7 @@ def run(
         out=folder,
         label=spec.stated(),
         progress=progress,
-        time_limit_s=time_limit_s,
+        time_limit_s=None if time_limit_s is None else time_limit_s - (clock() - began),
         epochs=spec.epochs,
         batch_size=spec.batch_size,
         lr=spec.lr,
@@ -98,7 +102,7 @@ def run(
         save_pause_s=SAVE_PAUSE_S,
     )
     found = partner(task.images)
-    start = time.monotonic()
+    trained = clock()
     scores = evaluate_ways(bnn, spec, task, None if found is None else task.normalise(found[1]))
     result = Result(
         spec,
@@ -108,7 +112,7 @@ def run(
         seconds=sum(row["seconds"] for row in history.epochs),
         history=tuple(_kept(row) for row in history.epochs),
         ood=None if found is None else found[0],
-        evaluation_seconds=time.monotonic() - start,
+        evaluation_seconds=clock() - trained,
     )
     if result.failure is not None:  # else a rerun would begin at the end of this one
         forget(spec, store)
