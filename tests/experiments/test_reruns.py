@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from varlap.errors import NonFiniteError
 from varlap.experiments import Result, RunSpec, Store, run_grid
 from varlap.experiments.run import RUNNING
+from varlap.training.records import Records
 
 SPEC = RunSpec(
     "digits", "map", 0.1, model="mlp", epochs=3, precision="fp32", lr=3e-3, validation=0.2, num_train=100, batch_size=50
@@ -47,3 +49,24 @@ def test_a_diverged_run_leaves_no_checkpoints_that_a_rerun_would_begin_with(
     for lr in (1e36, 100.0):  # NaN, and far worse than a guess
         run_grid([dataclasses.replace(SPEC, lr=lr)], Store(tmp_path))
     assert left == [(True, False), (True, False)]
+
+
+def test_a_diverged_run_keeps_its_curve_and_the_seconds_of_all_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def diverge_in_the_third_epoch(*_: object, out: Path, **__: object):
+        records = Records(out / "metrics.jsonl")
+        for epoch in range(2):
+            records.append({"epoch": epoch, "step": epoch, "elbo": -0.5 / (1 + epoch), "seconds": 100.0})
+        raise NonFiniteError("step 5: the loss is NaN")
+
+    monkeypatch.setattr("varlap.experiments.run.fit", diverge_in_the_third_epoch)
+    run_grid([SPEC], Store(tmp_path))
+    found = Store(tmp_path).get(SPEC)
+    assert found is not None
+    assert (found.failure, found.seconds) == ("step 5: the loss is NaN", 200.0)
+    assert found.history == tuple({"epoch": e, "elbo": -0.5 / (1 + e), "seconds": 100.0} for e in range(2))
+
+
+def test_a_run_that_diverges_at_once_has_the_seconds_of_its_call(tmp_path: Path):
+    (found,) = run_grid([dataclasses.replace(SPEC, lr=1e36)], Store(tmp_path)).results
+    assert found.failure is not None
+    assert found.seconds > 0

@@ -16,7 +16,7 @@ from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.image_task import check_num_train
 from varlap.experiments.known_runs import SAME_RUN, KnownRuns
 from varlap.experiments.names import names
-from varlap.experiments.run import RUNNING, claim, epochs_done, forget, run
+from varlap.experiments.run import RUNNING, claim, epochs_done, epochs_told, forget, run
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
 
@@ -184,7 +184,9 @@ def _clean(spec: RunSpec, store: Store) -> None:
 
 def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str) -> Result:
     """Store that a run has failed: a trial like others, which the same command would only repeat."""
-    result = Result(spec, {}, {}, origin() | {"device": device}, seconds, failure=why)
+    history = epochs_told(spec, store)
+    trained_s = max(seconds, sum(row["seconds"] for row in history))  # this call's, or with those of calls before
+    result = Result(spec, {}, {}, origin() | {"device": device}, trained_s, history, failure=why)
     forget(spec, store)  # first, since a rerun that is stopped leaves checkpoints beside a failure
     store.put(result)
     return result

@@ -26,6 +26,7 @@ from varlap.files import locked
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN, OneScalePrior
 from varlap.training import fit
+from varlap.training.records import Records
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,17 @@ def epochs_done(spec: RunSpec, store: Store) -> int:
     with contextlib.suppress(OSError):
         return (store.folder / RUNNING / spec.key() / "metrics.jsonl").read_bytes().count(b"\n")
     return 0
+
+
+def epochs_told(spec: RunSpec, store: Store) -> tuple[dict[str, float], ...]:
+    """Return what the folder of an unfinished run tells of each epoch.
+
+    >>> epochs_told(RunSpec("digits", "map", 0.1), Store("no-such-folder"))
+    ()
+    """
+    with contextlib.suppress(OSError):  # also a damaged line
+        return tuple(map(_kept, Records(store.folder / RUNNING / spec.key() / "metrics.jsonl").rows()))
+    return ()
 
 
 def forget(spec: RunSpec, store: Store) -> None:
