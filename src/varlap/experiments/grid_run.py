@@ -186,7 +186,7 @@ def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str
     """Store that a run has failed: a trial like others, which the same command would only repeat."""
     history = epochs_told(spec, store)
     trained_s = max(seconds, sum(row["seconds"] for row in history))  # this call's, or with those of calls before
-    result = Result(spec, {}, {}, origin() | {"device": device}, trained_s, history, failure=why)
+    result = Result(spec, {}, {}, origin(device) | {"device": device}, trained_s, history, failure=why)
     forget(spec, store)  # first, since a rerun that is stopped leaves checkpoints beside a failure
     store.put(result)
     return result

@@ -109,7 +109,7 @@ def run(
         spec,
         scores.test,
         scores.validation,
-        origin() | {"device": str(bnn.device), "num_threads": torch.get_num_threads()},
+        origin(bnn.device) | {"device": str(bnn.device), "num_threads": torch.get_num_threads()},
         seconds=sum(row["seconds"] for row in history.epochs),
         history=tuple(_kept(row) for row in history.epochs),
         ood=None if found is None else found[0],
