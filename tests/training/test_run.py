@@ -247,6 +247,19 @@ def test_an_epoch_that_was_carried_on_has_the_seconds_of_both_parts(tmp_path: Pa
     assert [row["seconds"] for row in history.epochs] == [50.0, 30.0, 50.0, 50.0]
 
 
+def test_where_the_system_does_not_tell_the_memory_a_training_does_without():
+    code = """
+import sys
+sys.modules["resource"] = None  # as on Windows
+import math, torch, varlap
+bnn, data = varlap.BNN(torch.nn.Linear(2, 3)), (torch.ones(4, 2), torch.zeros(4).long())
+(row,) = varlap.fit(bnn, varlap.MAP(4), data, epochs=1, progress="none").epochs
+print(math.isnan(row["memory_mb"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_finished_run_is_only_read(tmp_path: Path):
     first, again = _bnn(), _bnn()
     rows = _fit(first, out=tmp_path).epochs

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -330,5 +329,9 @@ def describe_variances(bnn: BNN) -> dict[str, float]:
 def _memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource  # there is none on Windows
+    except ImportError:
+        return math.nan
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
