@@ -230,6 +230,21 @@ def test_runs_with_and_without_linearised_predictions_are_one_sweep_and_the_one_
     assert not found.diverged
 
 
+def test_scores_against_different_images_are_not_averaged():
+    runs = [made_result("vl", 0.1, seed=seed) for seed in (0, 1)]
+    (sweep,) = sweeps(runs)
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    assert _cells(table, "VL")["ood_auroc_entropy"] == "0.9000"
+    (sweep,) = sweeps([runs[0], dataclasses.replace(runs[1], ood="rotated"), made_result("map", 0.01)])
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    found = _cells(table, "VL")
+    assert "ood_auroc_entropy" not in found
+    assert (found["ood"], found["nll"]) == ("svhn, rotated", f"{(0.32 + 0.33) / 2 + 0.05 * 0.65:.4f}")
+    assert _cells(table, "MAP")["ood_auroc_entropy"] == "0.9000"
+
+
 @pytest.mark.parametrize(("num_epochs", "told"), [(200, False), (50, True)])
 def test_where_ours_are_of_another_length_than_the_papers_scores_the_page_says_so(num_epochs: int, told: bool):
     (sweep,) = sweeps(made_sweep(num_epochs=num_epochs))

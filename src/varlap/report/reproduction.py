@@ -130,7 +130,7 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             all_ways,
             "The temperature is chosen by held-out images. Linearised: 10 draws of the network that is linear in its "
             "weights, with variances that held-out images choose. OOD: told from the other images; where these differ "
-            "between rows, no row is the best.",
+            "between rows, no row is the best, and a row whose runs differ in them has no value.",
         )
     if (times := table_2(part)).rows:
         found[TABLE_2] = times, how_it_was_timed(part)
