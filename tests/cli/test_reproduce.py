@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from made_results import made_result
@@ -164,6 +165,19 @@ def test_a_run_that_fails_is_told_with_status_1_in_later_calls_too(tmp_path: Pat
     assert (said.exit_code, counts["runs"], counts["computed"], len(counts["failed"])) == (1, 4, 0, 4)
     said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--again", "--json"])
     assert (said.exit_code, json.loads(said.stdout)["computed"]) == (1, 4)
+
+
+def test_a_run_that_is_out_of_memory_is_told_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("varlap.experiments.grid_run.run", fail)
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
+    assert said.exit_code == 1
+    assert "digits vl β 0.1: the device has too little memory for it" in said.stdout
+    assert "4 runs are left; the same command carries on" in said.stdout
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--json"])
+    assert (said.exit_code, json.loads(said.stdout)["left"], len(json.loads(said.stdout)["out_of_memory"])) == (1, 4, 4)
 
 
 def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,14 +1,19 @@
 """A run that diverged is run again without losing what is known of it, and a rerun that is stopped is carried on."""
 
 import dataclasses
+import errno
+import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from varlap.errors import NonFiniteError
+from varlap.errors import CheckpointError, NonFiniteError
 from varlap.experiments import Result, RunSpec, Store, run_grid
-from varlap.experiments.run import RUNNING
+from varlap.experiments.grid_progress import GridProgress
+from varlap.experiments.run import RUNNING, epochs_done, run
 from varlap.training.records import Records
 
 SPEC = RunSpec(
@@ -70,3 +75,36 @@ def test_a_run_that_diverges_at_once_has_the_seconds_of_its_call(tmp_path: Path)
     (found,) = run_grid([dataclasses.replace(SPEC, lr=1e36)], Store(tmp_path)).results
     assert found.failure is not None
     assert found.seconds > 0
+
+
+def test_a_run_that_is_out_of_memory_is_left_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def run_or_fail(spec: RunSpec, store: Store, **options: Any) -> Result:
+        if spec.beta == 0.2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore advice")
+        return run(spec, store, **options)
+
+    specs, told = [dataclasses.replace(SPEC, beta=beta, epochs=1) for beta in (0.2, 0.1)], io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr("varlap.experiments.grid_run.run", run_or_fail)
+        outcome = run_grid(specs, Store(tmp_path), progress=GridProgress(stream=told))
+    assert (outcome.left, outcome.num_computed, outcome.failed) == (specs[:1], 1, {})
+    assert outcome.out_of_memory == ["digits map β 0.2"]
+    assert "digits map β 0.2: out of memory, so it is left (CUDA out of memory. Tried to" in told.getvalue()
+    assert run_grid(specs, Store(tmp_path)).num_computed == 1
+
+
+def test_a_full_disk_is_named_and_the_training_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = Store(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("varlap.experiments.store.replace_file", full)
+        with pytest.raises(CheckpointError) as caught:
+            run_grid([SPEC], store)
+    assert str(caught.value) == (
+        f"the result {store._path(SPEC)} cannot be written (No space left on device); make room there, and the same "
+        "command carries on"
+    )
+    assert epochs_done(SPEC, store) == SPEC.epochs
+    assert run_grid([SPEC], store).num_computed == 1

@@ -47,7 +47,7 @@ def reproduce(
     final: Annotated[
         bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every row")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="run those anew that diverged before")] = False,
+    again: Annotated[bool, typer.Option("--again", help="rerun diverged runs")] = False,
     linearised: Annotated[
         bool | None,
         typer.Option("--linearised/--no-linearised", help="with linearised predictions, the default, or without"),
@@ -71,7 +71,7 @@ def reproduce(
 
     Results are kept in RUNS, a JSON file a run: what is there is not computed again, and what was interrupted is
     carried on. The page, RUNS/report/report.html, shows all that RUNS holds. A run that has diverged, now or before,
-    is named at the end, with exit status 1.
+    or that the device has too little memory for, is named at the end, with exit status 1.
 
     Example: varlap reproduce table-1 --data cifar10 --epochs 50 --budget 60
     """
@@ -121,7 +121,7 @@ def reproduce(
         )
         page = _report(store, quiet or as_json) if outcome.results else None
     _tell(experiment, specs, store, outcome, page, as_json)
-    if outcome.failed:
+    if outcome.failed or outcome.out_of_memory:
         raise typer.Exit(1)
 
 
@@ -231,7 +231,8 @@ def _tell(
     if as_json:
         counts = {"runs": len(specs), "computed": outcome.num_computed, "left": len(outcome.left)}
         result = {"experiment": experiment.name, "out": str(store.folder), "report": page and str(page), **counts}
-        typer.echo(json.dumps(result | {"failed": outcome.failed} | plain(parts, experiment.title), allow_nan=False))
+        result |= {"failed": outcome.failed, "out_of_memory": outcome.out_of_memory}
+        typer.echo(json.dumps(result | plain(parts, experiment.title), allow_nan=False))
         return
     console = Console(highlight=False)
     show_parts(console, parts)
@@ -239,6 +240,8 @@ def _tell(
         console.print(f"{name} diverged: {reason}", markup=False)
     if outcome.failed:
         console.print("What has diverged is not run again without --again")
+    for name in outcome.out_of_memory:
+        console.print(f"{name}: the device has too little memory for it", markup=False)
     if outcome.left:
         number = len(outcome.left)
         console.print(f"{number} {'run is' if number == 1 else 'runs are'} left; the same command carries on")

@@ -29,9 +29,12 @@ class Outcome:
     num_computed: int = 0
     """how many of them this call has finished; the others were in the store"""
     left: list[RunSpec] = field(default_factory=list)
-    """runs that are not done: the budget left them for the next call, or another process is at them"""
+    """runs that are not done: the budget left them for the next call, another process is at them, or the device has too
+    little memory"""
     failed: dict[str, str] = field(default_factory=dict)
     """runs that diverged, by name, with what was said, now or before"""
+    out_of_memory: list[str] = field(default_factory=list)
+    """the names of those that are left since the device had too little memory for them"""
 
 
 def run_grid(
@@ -52,8 +55,9 @@ def run_grid(
     With a budget, a run that is not expected to fit is left for the next call. A run that takes longer than expected
     stops at a checkpoint, and the next call carries on from there. The first run always starts, so that every call
     makes progress. A run that diverges is stored as such, and the others go on; `again` reruns those that diverged
-    before. A run that another process is at is left to it, so that several can share a store; what that process has
-    finished by the end of this call is among the results.
+    before. A run for which the device has too little memory is left, and the others go on. A run that another process
+    is at is left to it, so that several can share a store; what that process has finished by the end of this call is
+    among the results.
 
     >>> import tempfile
     >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
@@ -98,6 +102,7 @@ class _Grid:
                 _clean(spec, store)
         self.expected = Expectation(runs.results, str(device))
         self.num_computed = 0
+        self.out_of_memory: list[str] = []
 
     def run(self) -> None:
         """Go through the runs that are not known, until the budget ends."""
@@ -113,6 +118,11 @@ class _Grid:
                     self._run_one(spec, pending[number + 1 :])
                 except OutOfTime:
                     return
+                except torch.OutOfMemoryError as error:
+                    self.out_of_memory.append(self.names[spec])
+                    self.shown.say(f"{self.names[spec]}: out of memory, so it is left ({str(error).splitlines()[0]})")
+            if self.out_of_memory and self.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the run that failed has held
 
     def outcome(self) -> Outcome:
         """Return what is known now, also what other processes have finished meanwhile."""
@@ -125,6 +135,7 @@ class _Grid:
             self.num_computed,
             left=[spec for spec in self.specs if spec not in self.known],
             failed={self.names[run.spec]: run.failure for run in results if run.failure is not None},
+            out_of_memory=self.out_of_memory,
         )
 
     def _left_s(self) -> float | None:

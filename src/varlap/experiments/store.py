@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from varlap.errors import DataError
+from varlap.errors import CheckpointError, DataError
 from varlap.experiments.spec import RunSpec
 from varlap.files import finite, replace_file
 
@@ -93,9 +93,16 @@ class Store:
         return _read(self._path(spec))
 
     def put(self, result: Result) -> None:
-        """Keep a result, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._path(result.spec), _text(result).encode())
+        """Keep a result, whole or not at all; a full disk is a `CheckpointError`."""
+        path = self._path(result.spec)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, _text(result).encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"the result {path} cannot be written ({error.strerror or error}); make room there, and the same "
+                "command carries on"
+            ) from error
 
     def __iter__(self) -> Iterator[Result]:
         found = (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
