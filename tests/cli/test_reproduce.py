@@ -1,9 +1,12 @@
 """`varlap reproduce`: the whole path in small, killed on the way; mistakes are one line before anything runs."""
 
+import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,11 @@ from typer.testing import CliRunner
 
 from made_results import made_result
 from varlap.cli import app
+from varlap.errors import Interrupted
 from varlap.experiments import Experiment, Store
 from varlap.experiments.final_line import recorded
 from varlap.experiments.ways import NAMES
+from varlap.training import FitSettings, History
 
 
 def _run(*arguments: str, status: int = 0) -> str:
@@ -199,8 +204,45 @@ def test_ctrl_c_in_an_evaluation_is_told_of_and_the_training_is_kept(tmp_path: P
     with monkeypatch.context() as patched:
         patched.setattr("varlap.experiments.run.evaluate_ways", interrupted)
         said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
-    assert (said.exit_code, said.stderr) == (130, "varlap: stopped by Ctrl-C; what a command has stored is kept\n")
+    assert (said.exit_code, said.stderr) == (
+        130,
+        "varlap: no run is done yet; the same command carries on\n"
+        "varlap: stopped by Ctrl-C; what a command has stored is kept\n",
+    )
     assert list((tmp_path / "running").glob("*/checkpoints/step-*"))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [
+        (lambda: _raise(KeyboardInterrupt()), 130),
+        (lambda: signal.raise_signal(signal.SIGTERM), 143),
+        (lambda: _raise(Interrupted(15, step=3, saved=True)), 143),
+    ],
+    ids=["Ctrl-C in an evaluation", "SIGTERM in an evaluation", "SIGTERM in a training"],
+)
+def test_a_stopped_command_leaves_the_page_of_what_is_done(
+    stop: Callable[[], None], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stopped(*_: object):
+        stop()
+        raise AssertionError("it went on")
+
+    first = Experiment.named("miniature").specs[0]
+    made = made_result(first.method, first.beta, data="digits", num_epochs=first.epochs)
+    Store(tmp_path).put(dataclasses.replace(made, spec=first))
+    monkeypatch.setattr("varlap.experiments.run.fit", lambda *_, **__: History(FitSettings(epochs=1)))
+    monkeypatch.setattr("varlap.experiments.run.evaluate_ways", stopped)
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--json"])
+    assert (said.exit_code, said.stdout) == (status, "")
+    page = tmp_path / "report" / "report.html"
+    assert f"varlap: the page of what is done is {page}; the same command carries on\n" in said.stderr
+    assert page.is_file()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_setting_of_a_recipe_can_be_left_out(tmp_path: Path):

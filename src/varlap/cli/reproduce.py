@@ -14,6 +14,7 @@ from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
+from varlap.cli.stopping import page_if_stopped
 from varlap.errors import ConfigError, MissingExtraError, did_you_mean
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
@@ -111,14 +112,15 @@ def reproduce(
             record(choice.lines, store)
             for line in choice.chosen:
                 progress.say(line)
-        outcome = run_grid(
-            specs,
-            store,
-            device=chosen_device,
-            budget_s=None if budget is None else 60 * budget,
-            again=again,
-            progress=progress,
-        )
+        with page_if_stopped(store):
+            outcome = run_grid(
+                specs,
+                store,
+                device=chosen_device,
+                budget_s=None if budget is None else 60 * budget,
+                again=again,
+                progress=progress,
+            )
         page = _report(store, quiet or as_json) if outcome.results else None
     _tell(experiment, specs, store, outcome, page, as_json)
     if outcome.failed or outcome.out_of_memory:
