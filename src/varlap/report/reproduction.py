@@ -55,8 +55,12 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
     >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
     (True, True)
     """
-    parts = read_sweeps(store)
-    title = title or f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
+    return write_sweeps(read_sweeps(store), out, title)
+
+
+def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = None) -> Path:
+    """Write what was read and grouped already; return the path of the page."""
+    title = title or _title(parts)
     number = sum(len(_runs(part)) for part in parts)
     lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`, beside the numbers of arXiv 2103.00222."
     files: dict[str, bytes] = {}
@@ -94,10 +98,14 @@ def read_sweeps(store: Store | Path | str) -> list[Sweep]:
     return found
 
 
-def as_json(parts: Sequence[Sweep], title: str) -> dict[str, Any]:
+def _title(parts: Sequence[Sweep]) -> str:
+    return f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
+
+
+def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
     """Return the whole report as plain data."""
     return {
-        "title": title,
+        "title": title or _title(parts),
         "sections": [
             {
                 "data": part.spec.data,
