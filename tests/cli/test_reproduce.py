@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from made_results import made_result
 from varlap.cli import app
 from varlap.errors import Interrupted
-from varlap.experiments import Experiment, Store
+from varlap.experiments import Experiment, Result, Store
 from varlap.experiments.final_line import recorded
+from varlap.experiments.run import claim
 from varlap.experiments.ways import NAMES
 from varlap.training import FitSettings, History
 
@@ -37,9 +38,10 @@ def test_the_miniature_killed_and_restarted_computes_nothing_twice_and_writes_it
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert child.stderr is not None
-    first = child.stderr.readline()
+    begun, first = child.stderr.readline(), child.stderr.readline()
     child.kill()
     child.wait(60)
+    assert begun == "4 runs, 0 stored\n"
     assert first.startswith("1/4  digits map β 0.01  held-out NLL")
     before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
     assert len(before) >= 1
@@ -67,6 +69,36 @@ def test_a_budget_leaves_runs_for_the_same_command(tmp_path: Path):
     assert len(list((tmp_path / "running").iterdir())) == 1
     said = json.loads(_run(*command, "--budget", "0.01", "--json"))
     assert said["left"] >= 3
+
+
+def test_a_dry_run_tells_what_there_is_to_do_and_writes_nothing(tmp_path: Path):
+    first, second, third, fourth = Experiment.named("miniature").specs
+    store, epochs = Store(tmp_path), first.epochs
+    made = made_result(first.method, first.beta, data="digits", num_epochs=epochs)
+    origin = dict(made.origin) | {"device": "cpu"}
+    store.put(dataclasses.replace(made, spec=first, origin=origin, evaluation_seconds=7.0))
+    store.put(Result(second, {}, {}, {}, 1.0, failure="the loss is NaN"))
+    (tmp_path / "running" / fourth.key()).mkdir(parents=True)
+    (tmp_path / "running" / fourth.key() / "metrics.jsonl").write_text("{}\n{}\n")
+    command = ["miniature", "--dry-run", "--device", "cpu", "--out", str(tmp_path)]
+    with claim(third, store):
+        before = sorted(tmp_path.rglob("*"))
+        said = json.loads(_run(*command, "--json"))
+        shown = " ".join(_run(*command).split())
+        assert sorted(tmp_path.rglob("*")) == before
+    assert [(run["state"], run["epochs_done"]) for run in said["plan"]] == [
+        *(("stored", epochs), ("diverged", 0), ("held", 0), ("pending", 2)),
+    ]
+    assert [said[name] for name in ("runs", "stored", "diverged", "held", "pending")] == [4, 1, 1, 1, 1]
+    assert said["expected_s"] == said["plan"][3]["expected_s"] == 7.0 + (epochs - 2) * made.seconds_per_epoch
+    assert [run["key"] for run in said["plan"]] == [spec.key() for spec in (first, second, third, fourth)]
+    assert "held by another process" in shown
+    assert "4 runs: 1 stored, 1 diverged, 1 held by another process, 1 pending; expected to take" in shown
+    said = json.loads(_run(*command, "--json", "--again"))
+    assert [run["state"] for run in said["plan"]] == ["stored", "pending", "pending", "pending"]
+    fresh = ["miniature", "--dry-run", "--out", str(tmp_path / "fresh")]
+    assert "4 runs: 4 pending\n" in _run(*fresh)
+    assert not (tmp_path / "fresh").exists()
 
 
 def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):

@@ -156,6 +156,31 @@ def test_a_bar_tells_the_time_left_of_a_first_run_by_its_own_pace(monkeypatch: p
     assert "4 min left of this run" in stream.getvalue()  # 20 steps took a minute, and 80 are left
 
 
+def test_a_log_has_a_line_at_each_tenth_of_a_long_run(monkeypatch: pytest.MonkeyPatch):
+    def told(num_epochs: int, seconds: float, first: int = 0, quiet: bool = False) -> list[str]:
+        now = [0.0]
+        monkeypatch.setattr("varlap.experiments.grid_progress.time.monotonic", lambda: now[0])
+        shown = GridProgress(stream=(stream := io.StringIO()), quiet=quiet)
+        shown.begin(num_runs=12, num_done=3)
+        shown.begin_run("digits vl β 0.1", lambda share: None)
+        shown.start(num_epochs=num_epochs, steps_per_epoch=2, first_step=2 * first)
+        for epoch in range(first, num_epochs):
+            now[0] += seconds
+            shown.step(2 * epoch + 1, 128, None)
+            shown.epoch({"epoch": epoch})
+        shown.close()
+        return stream.getvalue().splitlines()
+
+    lines = told(200, 60.0)
+    assert lines[0] == "12 runs, 3 stored"
+    assert [line.split("  ")[1] for line in lines[1:]] == [f"epoch {tenth}/200" for tenth in range(20, 201, 20)]
+    assert lines[1] == "digits vl β 0.1  epoch 20/200  3 h 00 min left of this run"
+    assert [line.split("  ")[1] for line in told(3, 60.0)[1:]] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert len(told(200, 60.0, first=100)) == 1 + 5
+    assert len(told(10, 0.1)) == 1  # a second needs no lines
+    assert told(200, 60.0, quiet=True) == []
+
+
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("varlap.experiments.ways.LAPLACE_BETAS", (1e9,))  # σ = s drowns the network
     vl = run(SPEC, Store(tmp_path))

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from varlap.cli.device import choose_device
+from varlap.cli.dry_run import show_plan
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
@@ -21,6 +22,7 @@ from varlap.experiments.choice import final_runs
 from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
+from varlap.experiments.plan import plan
 from varlap.report.reproduction import as_json as plain, write_reproduction
 from varlap.report.sweeps import sweeps
 
@@ -65,6 +67,9 @@ def reproduce(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="list what is stored, held by others or pending; train nothing")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
@@ -88,6 +93,7 @@ def reproduce(
                     "--again": again,
                     "--linearised" if linearised else "--no-linearised": linearised is not None,
                     "--set": settings,
+                    "--dry-run": dry_run,
                 }
             )
             if device not in (None, "cpu"):
@@ -108,6 +114,10 @@ def reproduce(
         choice = final_runs(experiment.specs, store) if final else None
         specs = experiment.specs if choice is None else choice.specs
         check_data(specs, store, again)
+        if dry_run:
+            told = {"experiment": experiment.name, "out": str(store.folder)}
+            show_plan(plan(specs, store, device=chosen_device, again=again), told, as_json)
+            return
         if choice is not None:
             record(choice.lines, store)
             for line in choice.chosen:
