@@ -41,21 +41,21 @@ def reproduce(
         typer.Argument(help="table-1, table-2, figure-1, figure-2, uci, miniature, or your own TOML file"),
     ],
     data: Annotated[list[str] | None, typer.Option(help="only this data set; may be repeated")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="instead of the experiment's; its schedule scales")] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="minutes; what is left is carried on by the same command")
-    ] = None,
-    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, ours by Adam, or ours by SGD")] = Recipe.paper,
-    seeds: Annotated[int | None, typer.Option(min=1, help="so many of them, from 0 on")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="length of each run; the schedule scales with it")] = None,
+    budget: Annotated[float | None, typer.Option(help="minutes; the same command carries on with what is left")] = None,
+    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours for Adam or for SGD")] = Recipe.paper,
+    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, counted from 0")] = None,
     final: Annotated[
-        bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every row")
+        bool, typer.Option("--final", help="train only at the β that a finished sweep in RUNS chose")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="rerun diverged runs")] = False,
     linearised: Annotated[
         bool | None,
-        typer.Option("--linearised/--no-linearised", help="with linearised predictions, the default, or without"),
+        typer.Option("--linearised/--no-linearised", help="score linearised predictions too (the default), or not"),
     ] = None,
-    splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
+    splits: Annotated[
+        int | None, typer.Option(min=1, help="uci only: number of splits, counted from the first")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="any other setting of a run: NAME=VALUE, or NAME=none; may be repeated"),
@@ -63,7 +63,7 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature, uci or your file"
+            help="folder of results, RUNS; runs/paper, or runs/NAME for figure-2, miniature, uci and your own file"
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
@@ -75,9 +75,9 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper and write its tables and figures beside the paper's numbers.
 
-    Results are kept in RUNS, a JSON file a run: what is there is not computed again, and what was interrupted is
-    carried on. The page, RUNS/report/report.html, shows all that RUNS holds. A run that has diverged, now or before,
-    or that the device has too little memory for, is named at the end, with exit status 1.
+    Each result is a JSON file in RUNS. Results that are there are not computed again, and interrupted runs carry on.
+    The page RUNS/report/report.html shows all that RUNS holds. The exit status is 1 if a run diverged, now or before,
+    or if the device has too little memory for it; such runs are named at the end.
 
     Example: varlap reproduce table-1 --data cifar10 --epochs 50 --budget 60
     """

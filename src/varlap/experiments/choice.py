@@ -25,8 +25,8 @@ class Choice:
     by_validation: tuple[Result, ...]
     """the runs, one for each seed, at the β of the best held-out NLL"""
     by_test: tuple[Result, ...]
-    """those at the β of the best test NLL, by the seeds that all β have: what looking at the test images would have
-    given; none for final runs, whose β another sweep has chosen"""
+    """the runs at the β of the best test NLL, over the seeds common to all β: what choosing by test images would give;
+    none for final runs, whose β another sweep chose"""
     betas: tuple[float, ...]
     """what was tried"""
 
@@ -77,7 +77,7 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
 
 
 def shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:
-    """Return the seeds that all trials have; where there is none, the one that most have, of several the least.
+    """Return the seeds common to all trials; without one, the commonest seed, and of several such the lowest.
 
     >>> runs = [Result(RunSpec("digits", "vl", 0.1, seed), {}, {}, {}, 1.0) for seed in (0, 1)]
     >>> shared_seeds([runs, runs[1:]])
@@ -104,11 +104,11 @@ class Final:
 
 
 def final_runs(specs: Sequence[RunSpec], store: Store) -> Final:
-    """Return those runs of a grid whose β a finished sweep in the store has chosen, for any way of predicting.
+    """Return the runs of a grid at the β that a finished sweep in the store chose for some way of predicting.
 
-    A sweep is the whole grid of one seed, for any number of epochs: every way has had the same number of trials. Of
-    several the one with the most epochs chooses. A way that the sweep has not scored, as by `--no-linearised`, takes
-    the β of its method's mean network.
+    A sweep is finished when a seed has every run of the grid, for some number of epochs, so that every way has had as
+    many trials. Of several sweeps the one with the most epochs chooses. A way that the sweep did not score, as by
+    `--no-linearised`, takes the β of its method's mean network.
     """
     done: dict[RunSpec, dict[tuple[int, int], Result]] = {}
     for result in sorted(store, key=lambda result: result.spec.linearised):  # the one with more scores comes last

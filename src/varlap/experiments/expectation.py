@@ -26,22 +26,22 @@ class Expectation:
                 self.learn(result.spec, result.seconds_per_epoch, result.evaluation_seconds)
 
     def learn(self, spec: RunSpec, seconds_per_epoch: float | None, evaluation_s: float | None) -> None:
-        """Take in how long a run took to train and to evaluate, as far as it is known."""
+        """Take in the seconds per epoch and of the evaluation of a run; None where one is not known."""
         for what, seconds in (("epoch", seconds_per_epoch), ("evaluation", evaluation_s)):
             if seconds is not None:
                 for key in self._keys(what, spec):
                     self._times.setdefault(key, []).append(seconds)
 
     def learn_from(self, result: Result, took_s: float, epochs_before: int) -> None:
-        """Take in a run that this process has seen, some epochs of which were done before."""
+        """Take in a run of this process, which took so long; some of its epochs were done before."""
         num_epochs = result.spec.epochs - epochs_before
         training_s = took_s - (result.evaluation_seconds or 0.0)
         self.learn(result.spec, training_s / num_epochs if num_epochs > 0 else None, result.evaluation_seconds)
 
     def seconds(self, spec: RunSpec, epochs_done: float = 0) -> float | None:
-        """Return the time that the rest of a run and its evaluation take, by runs of its method, or else of others.
+        """Return the time that the rest of a run takes, with its evaluation; None where it is not known.
 
-        None where no such run is known.
+        It is known from runs of the same size by the same method, or else by other methods.
         """
         epoch = self._mean("epoch", spec)
         if epoch is None:
@@ -57,7 +57,7 @@ class Expectation:
         return next((statistics.fmean(times[-5:]) for times in found), None)
 
     def sum(self, spec: RunSpec, share_done: float, others: Sequence[RunSpec]) -> float | None:
-        """Return the time of the rest of a run and of all others; None if one of them is unknown."""
+        """Return the time of the rest of a run and of other runs; None if one of them is unknown."""
         rest = 0.0 if share_done == 1 else self.seconds(spec, share_done * spec.epochs)
         times = [rest, *map(self.seconds, others)]
         return None if any(time is None for time in times) else sum(time for time in times if time is not None)

@@ -136,7 +136,7 @@ class GridProgress:
         self._due = time.monotonic() + REFRESH_S
 
     def _left(self, steps_done: int) -> str:
-        """Say how long the whole will take, or, where runs like the others are not known yet, this run's training."""
+        """Say how long all runs will still take, or, where that is not known, this run's training."""
         left = self._left_fn(steps_done / self._steps)
         if left is not None:
             return f"{duration(left)} left"

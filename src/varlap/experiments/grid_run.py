@@ -1,4 +1,4 @@
-"""A grid of runs, one after the other: what the store has is not computed again, and a budget of time is kept."""
+"""Runs a grid one run after the other, within a budget of time; what the store has is not computed again."""
 
 import shlex
 import time
@@ -194,7 +194,7 @@ def _clean(spec: RunSpec, store: Store) -> None:
 
 
 def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str) -> Result:
-    """Store that a run has failed: a trial like others, which the same command would only repeat."""
+    """Store a run that diverged, as a trial like others: the same command would only diverge again."""
     history = epochs_told(spec, store)
     trained_s = max(seconds, sum(row["seconds"] for row in history))  # this call's, or with those of calls before
     result = Result(spec, {}, {}, origin(device) | {"device": device}, trained_s, history, failure=why)
@@ -204,7 +204,7 @@ def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str
 
 
 def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> None:
-    """Refuse a grid whose data are not all there, or too few, before anything runs; what the store has needs none."""
+    """Refuse a grid before anything runs if data are missing or too few; runs that the store has need no data."""
     _check_data(specs, store, KnownRuns(store, again))
 
 

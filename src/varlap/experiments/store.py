@@ -27,8 +27,8 @@ class Result:
 
     spec: RunSpec
     test: Mapping[str, Mapping[str, float]]
-    """scores on the test images by way of predicting: mean, sampled, linearised, scaled; with the latter two what
-    was fitted for them, `laplace_beta` with the ends of what was tried, and `temperature`"""
+    """scores on the test images by way of predicting: mean, sampled, linearised, scaled. What was fitted is among them:
+    `temperature` of scaled, and of linearised `laplace_beta` with the ends of what was tried"""
     validation: Mapping[str, Mapping[str, float]]
     """the same on held-out training images; empty where none were held out"""
     origin: Mapping[str, Any]
@@ -41,8 +41,8 @@ class Result:
     evaluation_seconds: float | None = None
     """time to evaluate, where it was measured"""
     failure: str | None = None
-    """why a run counts as diverged: what its error said, or that its mean network is far worse than a guess; it is a
-    trial whose NLL is infinite, whatever scores it has"""
+    """why a run counts as diverged: what its error said, or that its mean network is far worse than a guess. Its NLL
+    counts as infinite, whatever its scores are"""
 
     def __post_init__(self) -> None:
         part, scores = ("held-out", self.validation) if self.validation else ("test", self.test)

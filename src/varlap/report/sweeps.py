@@ -36,7 +36,7 @@ class Sweep:
 
     @property
     def multiplier(self) -> float:
-        """The paper's multiplier of log σ's learning rate, or where no run has it the least."""
+        """The paper's multiplier of log σ's learning rate, or the lowest where no run has the paper's."""
         return PAPERS_MULTIPLIER if PAPERS_MULTIPLIER in self.multipliers else self.multipliers[0]
 
     @property
@@ -174,7 +174,7 @@ def in_order(results: Iterable[Result]) -> list[Result]:
 
 
 def comparable(results: Iterable[Result], setting: Compared) -> dict[float, list[Result]]:
-    """Return runs by the values of a setting, each with the seeds that all values have: a seed can be a lucky one.
+    """Return runs by the values of a setting, over the seeds common to all values: a seed can be a lucky one.
 
     >>> found = [Result(RunSpec("digits", "vl", *run), {}, {}, {}, 1.0) for run in ((0.1, 0), (0.1, 1), (0.01, 1))]
     >>> {beta: [run.spec.seed for run in runs] for beta, runs in comparable(found, "beta").items()}
