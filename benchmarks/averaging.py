@@ -104,7 +104,7 @@ def main() -> None:
     for seed, method, schedule in track(list(itertools.product(range(args.seeds), METHODS, SCHEDULES)), "runs"):
         if (method, schedule, seed) not in done:
             runs.append(run(method, schedule, seed, args.epochs, task))
-        result = {"spec": spec, "origin": origin(), "summary": summary(runs), "runs": runs}
+        result = {"spec": spec, "origin": origin("cpu"), "summary": summary(runs), "runs": runs}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, entry in summary(runs).items():
         print(name, entry)

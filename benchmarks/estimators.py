@@ -245,7 +245,7 @@ def main() -> None:
     done = {(run["table"], run["split"], run["method"], run["seed"]) for run in runs}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     todo = [(t, n, m, args.seed) for t in tables for n in range(UCI.get(t, NUM_FOLDS)) for m in methods(t, args.seed)]
-    versions = origin() | {"scikit-learn": sklearn.__version__}
+    versions = origin("cpu") | {"scikit-learn": sklearn.__version__}
     for key in track([key for key in todo if key not in done], "fits"):
         table, number, method, seed = key
         data = list(splits(table, args))[number]

@@ -59,7 +59,7 @@ def main() -> None:
                 print(rows[-1])
     spec = {"data": "digits", "seed": 0, "epochs": args.epochs, "draws": args.draws, "beta": 0.1}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"spec": spec, "origin": origin(), "rows": rows}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"spec": spec, "origin": origin("cpu"), "rows": rows}, indent=1) + "\n")
     if args.picture is not None:
         _draw(rows, args.picture)
 

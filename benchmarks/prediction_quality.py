@@ -147,7 +147,7 @@ def main() -> None:
     for seed, method in track(list(itertools.product(args.seeds, args.methods)), "runs"):
         if (method, seed) not in done:
             rows += trials(method, seed, args, data)
-        result = {"spec": spec, "origin": origin(), "summary": summary(rows), "runs": rows}
+        result = {"spec": spec, "origin": origin("cpu"), "summary": summary(rows), "runs": rows}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     for method, entry in summary(rows).items():
         print(method, entry)

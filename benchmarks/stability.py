@@ -80,7 +80,7 @@ def main() -> None:
         for finished in track(as_completed(pending), "runs", total=len(pending)):
             runs.append(finished.result())
             runs.sort(key=lambda one: STUDIED.index((one["curvature"], one["beta"], one["lr"], one["seed"])))
-            result = {"spec": spec, "origin": origin(), "runs": runs}
+            result = {"spec": spec, "origin": origin("cpu"), "runs": runs}
             args.out.write_text(json.dumps(result, indent=1) + "\n")
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C nothing else is begun

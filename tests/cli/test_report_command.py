@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -52,3 +53,20 @@ def test_a_folder_of_stores_alone_is_refused_with_their_commands(runs: Path):
         f"`varlap reproduce uci --out {runs / 'uci'}`\n"
     )
     assert CliRunner().invoke(app, ["report", str(runs / "paper")]).exit_code == 0
+
+
+def test_a_store_is_read_once_and_has_the_title_of_its_page(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    read, original = [], Path.read_text
+
+    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        read.append(path.name)
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    said = json.loads(CliRunner().invoke(app, ["report", str(runs / "paper"), "--json"]).stdout)
+    assert len([name for name in read if "-seed" in name]) == 1
+    page, kept = Path(said["page"]), json.loads(Path(said["page"]).with_name("report.json").read_text())
+    assert said["title"] == kept["title"] == "Variational Laplace, reproduced: cifar10"
+    assert f"<title>{said['title']}</title>" in page.read_text()
+    told = json.loads(CliRunner().invoke(app, ["report", str(runs / "paper"), "--json", "--title", "Mine"]).stdout)
+    assert told["title"] == "Mine"

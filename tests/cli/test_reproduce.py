@@ -1,19 +1,26 @@
 """`varlap reproduce`: the whole path in small, killed on the way; mistakes are one line before anything runs."""
 
+import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from made_results import made_result
 from varlap.cli import app
-from varlap.experiments import Experiment, Store
+from varlap.errors import Interrupted
+from varlap.experiments import Experiment, Result, Store
 from varlap.experiments.final_line import recorded
+from varlap.experiments.run import claim
 from varlap.experiments.ways import NAMES
+from varlap.training import FitSettings, History
 
 
 def _run(*arguments: str, status: int = 0) -> str:
@@ -31,9 +38,10 @@ def test_the_miniature_killed_and_restarted_computes_nothing_twice_and_writes_it
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert child.stderr is not None
-    first = child.stderr.readline()
+    begun, first = child.stderr.readline(), child.stderr.readline()
     child.kill()
     child.wait(60)
+    assert begun == "4 runs, 0 stored\n"
     assert first.startswith("1/4  digits map β 0.01  held-out NLL")
     before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
     assert len(before) >= 1
@@ -61,6 +69,36 @@ def test_a_budget_leaves_runs_for_the_same_command(tmp_path: Path):
     assert len(list((tmp_path / "running").iterdir())) == 1
     said = json.loads(_run(*command, "--budget", "0.01", "--json"))
     assert said["left"] >= 3
+
+
+def test_a_dry_run_tells_what_there_is_to_do_and_writes_nothing(tmp_path: Path):
+    first, second, third, fourth = Experiment.named("miniature").specs
+    store, epochs = Store(tmp_path), first.epochs
+    made = made_result(first.method, first.beta, data="digits", num_epochs=epochs)
+    origin = dict(made.origin) | {"device": "cpu"}
+    store.put(dataclasses.replace(made, spec=first, origin=origin, evaluation_seconds=7.0))
+    store.put(Result(second, {}, {}, {}, 1.0, failure="the loss is NaN"))
+    (tmp_path / "running" / fourth.key()).mkdir(parents=True)
+    (tmp_path / "running" / fourth.key() / "metrics.jsonl").write_text("{}\n{}\n")
+    command = ["miniature", "--dry-run", "--device", "cpu", "--out", str(tmp_path)]
+    with claim(third, store):
+        before = sorted(tmp_path.rglob("*"))
+        said = json.loads(_run(*command, "--json"))
+        shown = " ".join(_run(*command).split())
+        assert sorted(tmp_path.rglob("*")) == before
+    assert [(run["state"], run["epochs_done"]) for run in said["plan"]] == [
+        *(("stored", epochs), ("diverged", 0), ("held", 0), ("pending", 2)),
+    ]
+    assert [said[name] for name in ("runs", "stored", "diverged", "held", "pending")] == [4, 1, 1, 1, 1]
+    assert said["expected_s"] == said["plan"][3]["expected_s"] == 7.0 + (epochs - 2) * made.seconds_per_epoch
+    assert [run["key"] for run in said["plan"]] == [spec.key() for spec in (first, second, third, fourth)]
+    assert "held by another process" in shown
+    assert "4 runs: 1 stored, 1 diverged, 1 held by another process, 1 pending; expected to take" in shown
+    said = json.loads(_run(*command, "--json", "--again"))
+    assert [run["state"] for run in said["plan"]] == ["stored", "pending", "pending", "pending"]
+    fresh = ["miniature", "--dry-run", "--out", str(tmp_path / "fresh")]
+    assert "4 runs: 4 pending\n" in _run(*fresh)
+    assert not (tmp_path / "fresh").exists()
 
 
 def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
@@ -166,6 +204,19 @@ def test_a_run_that_fails_is_told_with_status_1_in_later_calls_too(tmp_path: Pat
     assert (said.exit_code, json.loads(said.stdout)["computed"]) == (1, 4)
 
 
+def test_a_run_that_is_out_of_memory_is_told_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("varlap.experiments.grid_run.run", fail)
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
+    assert said.exit_code == 1
+    assert "digits vl β 0.1: the device has too little memory for it" in said.stdout
+    assert "4 runs are left; the same command carries on" in said.stdout
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--json"])
+    assert (said.exit_code, json.loads(said.stdout)["left"], len(json.loads(said.stdout)["out_of_memory"])) == (1, 4, 4)
+
+
 def test_what_is_in_the_store_needs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cifar10.npz").write_bytes(b"never read")
@@ -185,8 +236,45 @@ def test_ctrl_c_in_an_evaluation_is_told_of_and_the_training_is_kept(tmp_path: P
     with monkeypatch.context() as patched:
         patched.setattr("varlap.experiments.run.evaluate_ways", interrupted)
         said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--quiet"])
-    assert (said.exit_code, said.stderr) == (130, "varlap: stopped by Ctrl-C; what a command has stored is kept\n")
+    assert (said.exit_code, said.stderr) == (
+        130,
+        "varlap: no run is done yet; the same command carries on\n"
+        "varlap: stopped by Ctrl-C; what a command has stored is kept\n",
+    )
     assert list((tmp_path / "running").glob("*/checkpoints/step-*"))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [
+        (lambda: _raise(KeyboardInterrupt()), 130),
+        (lambda: signal.raise_signal(signal.SIGTERM), 143),
+        (lambda: _raise(Interrupted(15, step=3, saved=True)), 143),
+    ],
+    ids=["Ctrl-C in an evaluation", "SIGTERM in an evaluation", "SIGTERM in a training"],
+)
+def test_a_stopped_command_leaves_the_page_of_what_is_done(
+    stop: Callable[[], None], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stopped(*_: object):
+        stop()
+        raise AssertionError("it went on")
+
+    first = Experiment.named("miniature").specs[0]
+    made = made_result(first.method, first.beta, data="digits", num_epochs=first.epochs)
+    Store(tmp_path).put(dataclasses.replace(made, spec=first))
+    monkeypatch.setattr("varlap.experiments.run.fit", lambda *_, **__: History(FitSettings(epochs=1)))
+    monkeypatch.setattr("varlap.experiments.run.evaluate_ways", stopped)
+    said = CliRunner().invoke(app, ["reproduce", "miniature", "--out", str(tmp_path), "--json"])
+    assert (said.exit_code, said.stdout) == (status, "")
+    page = tmp_path / "report" / "report.html"
+    assert f"varlap: the page of what is done is {page}; the same command carries on\n" in said.stderr
+    assert page.is_file()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_setting_of_a_recipe_can_be_left_out(tmp_path: Path):

@@ -1,5 +1,6 @@
 """What is kept of an evaluation is read again as it was, and damage is named."""
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from varlap.errors import DataError
-from varlap.experiments import Evaluated, evaluation
+from varlap.experiments import Evaluated, assess, evaluation
 from varlap.experiments.evaluation import _commit, origin
+from varlap.posterior import BNN
 
 
 def _evaluated(name: str = "VL") -> Evaluated:
@@ -124,3 +126,21 @@ def test_an_origin_does_without_git(monkeypatch: pytest.MonkeyPatch, error: Exce
         assert "commit" not in origin()
     finally:
         _commit.cache_clear()
+
+
+def test_an_origin_names_what_computed_also_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = tmp_path / "cpuinfo"
+    told.write_text(
+        "processor : 0\nmodel name\t: A Processor @ 3 GHz\nprocessor : 1\nmodel name\t: A Processor @ 3 GHz\n"
+    )
+    assert evaluation._cpu(told) == "A Processor @ 3 GHz"
+    told.write_text("processor : 0\nmodel name :\n")
+    assert evaluation._cpu(told) == evaluation._cpu(tmp_path / "none") == f"{platform.machine()} CPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU, {device}")
+    monkeypatch.setattr(evaluation, "_cpu", lambda: "a processor")
+    assert origin()["hardware"] == "a GPU, cuda"
+    assert origin("cuda:1")["hardware"] == "a GPU, cuda:1"
+    assert origin("cpu")["hardware"] == origin(torch.device("cpu"))["hardware"] == "a processor"
+    found = assess(BNN(torch.nn.Linear(2, 3)), (torch.ones(4, 2), torch.zeros(4).long()), name="VL")
+    assert found.origin["hardware"] == "a processor"

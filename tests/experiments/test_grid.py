@@ -202,3 +202,14 @@ def test_multipliers_that_change_nothing_are_not_compared():
         Experiment.named("figure-2", recipe="sgd")
     assert len(Experiment.named("figure-2", recipe="sgd", method="vi").specs) == 8
     assert len(Experiment.named("figure-2", recipe="sgd", variances="learnt").specs) == 16
+
+
+COMMITTED = [folder for folder in sorted((Path(__file__).parents[2] / "results").iterdir()) if Store.is_one(folder)]
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_every_committed_result_lies_under_the_name_that_its_spec_gives(folder: Path):
+    store = Store(folder)
+    named = {store._path(result.spec) for result in store}
+    assert named == set(folder.glob("*.json"))
+    assert len(COMMITTED) >= 6

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import math
@@ -21,9 +22,9 @@ from varlap.data import ArrayData, Normaliser, load
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
 from varlap.experiments.augmentation import augmentation
+from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid import Experiment
 from varlap.experiments.grid_progress import GridProgress
-from varlap.experiments.grid_run import Expectation
 from varlap.experiments.outside import partner
 from varlap.experiments.run import RUNNING, claim, epochs_done, run
 from varlap.experiments.ways import variances_at_an_end
@@ -153,6 +154,31 @@ def test_a_bar_tells_the_time_left_of_a_first_run_by_its_own_pace(monkeypatch: p
     shown.step(119, 128, None)
     shown.end()
     assert "4 min left of this run" in stream.getvalue()  # 20 steps took a minute, and 80 are left
+
+
+def test_a_log_has_a_line_at_each_tenth_of_a_long_run(monkeypatch: pytest.MonkeyPatch):
+    def told(num_epochs: int, seconds: float, first: int = 0, quiet: bool = False) -> list[str]:
+        now = [0.0]
+        monkeypatch.setattr("varlap.experiments.grid_progress.time.monotonic", lambda: now[0])
+        shown = GridProgress(stream=(stream := io.StringIO()), quiet=quiet)
+        shown.begin(num_runs=12, num_done=3)
+        shown.begin_run("digits vl β 0.1", lambda share: None)
+        shown.start(num_epochs=num_epochs, steps_per_epoch=2, first_step=2 * first)
+        for epoch in range(first, num_epochs):
+            now[0] += seconds
+            shown.step(2 * epoch + 1, 128, None)
+            shown.epoch({"epoch": epoch})
+        shown.close()
+        return stream.getvalue().splitlines()
+
+    lines = told(200, 60.0)
+    assert lines[0] == "12 runs, 3 stored"
+    assert [line.split("  ")[1] for line in lines[1:]] == [f"epoch {tenth}/200" for tenth in range(20, 201, 20)]
+    assert lines[1] == "digits vl β 0.1  epoch 20/200  3 h 00 min left of this run"
+    assert [line.split("  ")[1] for line in told(3, 60.0)[1:]] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert len(told(200, 60.0, first=100)) == 1 + 5
+    assert len(told(10, 0.1)) == 1  # a second needs no lines
+    assert told(200, 60.0, quiet=True) == []
 
 
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -317,6 +343,19 @@ def test_a_run_that_diverges_is_stored_as_such_and_the_others_go_on(tmp_path: Pa
     outcome = _clocked(tmp_path, monkeypatch, clocked, budget_s=None, again=True)
     assert (len(clocked.limits), outcome.num_computed, outcome.failed) == (1, 1, {})
     assert [run.failure for run in Store(tmp_path)] == [None, None]
+
+
+def test_failures_of_runs_that_differ_in_any_setting_are_told_apart(tmp_path: Path):
+    store = Store(tmp_path)
+    specs = [dataclasses.replace(QUICK, lr=lr, clip_norm=clip) for lr in (1e-3, 1e-2) for clip in (None, 1.0)]
+    for number, spec in enumerate(specs):
+        store.put(Result(spec, {}, {}, {}, 1.0, failure=f"failure {number}"))
+    assert run_grid(specs, store).failed == {
+        "digits map β 0.1 lr 0.001 clip_norm None": "failure 0",
+        "digits map β 0.1 lr 0.001 clip_norm 1": "failure 1",
+        "digits map β 0.1 lr 0.01 clip_norm None": "failure 2",
+        "digits map β 0.1 lr 0.01 clip_norm 1": "failure 3",
+    }
 
 
 def test_a_training_that_diverges_leaves_a_failure_and_no_checkpoints(tmp_path: Path):
@@ -516,6 +555,30 @@ def test_a_run_whose_evaluation_would_not_fit_is_not_started(tmp_path: Path, mon
     specs = [RunSpec("digits", "map", beta, epochs=epochs) for beta, epochs in ((0.01, 10), (0.1, 1))]
     outcome = run_grid(specs, Store(tmp_path), budget_s=60.0, clock=lambda: clocked.now)
     assert [spec.beta for spec in outcome.left] == [0.1]  # of 20 s, its epoch takes 1 and its evaluation 30
+
+
+@pytest.mark.parametrize(("expected_s", "limit_s"), [(30.0, 100.0 - 30.0), (80.0, 100.0 / 2), (None, 100.0)])
+def test_a_training_leaves_time_for_its_evaluation_and_for_what_was_loaded_before_it(
+    expected_s: float | None, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now, limits, store = [0.0], [], Store(tmp_path)
+    known = dataclasses.replace(QUICK, beta=0.2)
+    made = Result(known, {"mean": {"nll": 0.3}}, {}, {"device": "cpu"}, 3.0, ({"seconds": 1.0},))
+    store.put(dataclasses.replace(made, evaluation_seconds=expected_s))
+
+    def load_slowly(*of_the_task: object) -> ImageTask:
+        now[0] += 7.0
+        return original(*of_the_task)
+
+    def out_of_time(*_: object, time_limit_s: float, **__: object):
+        limits.append(time_limit_s)
+        raise OutOfTime(3, saved=True)
+
+    original = importlib.import_module("varlap.experiments.run")._task
+    monkeypatch.setattr("varlap.experiments.run._task", load_slowly)
+    monkeypatch.setattr("varlap.experiments.run.fit", out_of_time)
+    assert run_grid([QUICK], store, budget_s=100.0, clock=lambda: now[0]).left == [QUICK]
+    assert limits == [limit_s - 7.0]
 
 
 def test_data_that_are_not_there_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

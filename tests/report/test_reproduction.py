@@ -15,10 +15,10 @@ from made_results import BEST, made_line, made_result, made_sweep
 from varlap.cli import app
 from varlap.cli.report import fitting
 from varlap.errors import DataError
-from varlap.experiments import Store
+from varlap.experiments import Result, Store
 from varlap.experiments.final_line import FinalRow
 from varlap.experiments.grid import paper_numbers
-from varlap.report.reproduction import write_reproduction
+from varlap.report.reproduction import shared, write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
 from varlap.report.sweep_glance import at_a_glance, draw_at_a_glance
 from varlap.report.sweep_notes import how_beta_was_chosen
@@ -167,7 +167,7 @@ def test_a_final_line_of_another_length_says_nothing_about_a_sweep():
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (1, 2)])  # with the sweep's seed among them, and without
-@pytest.mark.parametrize("linearised", [True, False])  # of the sweep: without, it is another part of the page
+@pytest.mark.parametrize("linearised", [True, False])  # of the sweep, which is in the same part of the page
 def test_a_final_table_shows_nothing_that_test_images_would_choose(seeds: tuple[int, ...], linearised: bool):
     rows = {("vl", "mean"): 0.1, ("vl", "scaled"): 0.03}
     line = dataclasses.replace(made_line(rows, sweep_epochs=4), seeds={"vl": seeds})
@@ -197,6 +197,52 @@ def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_ther
     assert "At the end of its grid, so that a value beyond might be better: VL at β 0.1; VI (mean) at β 0.1" in words
     (all_final,) = sweeps([made_result("vl", 0.1)], [line])
     assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")
+
+
+def _without_linearised(result: Result) -> Result:
+    parts = {
+        part: {way: scores for way, scores in getattr(result, part).items() if way != "linearised"}
+        for part in ("test", "validation")
+    }
+    return dataclasses.replace(result, spec=dataclasses.replace(result.spec, linearised=False), **parts)
+
+
+def test_runs_with_and_without_linearised_predictions_are_one_sweep_and_the_one_with_more_scores_is_shown():
+    made = made_sweep()
+    without = [_without_linearised(result) for result in made]
+    for results in ([*made, *without], [*without, *made]):
+        (sweep,) = sweeps(results)
+        assert {result.spec for result in sweep.results} == {result.spec for result in made}
+        assert "linearised" in shared(sweep)
+    (mixed,) = sweeps([made[0], *without[1:]])
+    assert (len(mixed.results), mixed.title) == (len(made), "cifar10, paper recipe, 4 epochs")
+    assert "linearised" not in shared(mixed)
+    (alone,) = sweeps(without)
+    assert shared(alone)["linearised"] is False
+    line = made_line({("vl", "mean"): 0.1}, sweep_epochs=4)
+    (final,) = sweeps(without, [line])
+    table = table_1(final)
+    assert final.final == line
+    assert table is not None
+    assert _cells(table, "VL")["beta"] == "0.1"
+    last = dataclasses.replace(without[0], test={}, validation={}, failure="the loss is NaN")
+    (found,) = sweeps([*made, last])
+    assert not found.diverged
+
+
+def test_scores_against_different_images_are_not_averaged():
+    runs = [made_result("vl", 0.1, seed=seed) for seed in (0, 1)]
+    (sweep,) = sweeps(runs)
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    assert _cells(table, "VL")["ood_auroc_entropy"] == "0.9000"
+    (sweep,) = sweeps([runs[0], dataclasses.replace(runs[1], ood="rotated"), made_result("map", 0.01)])
+    table = table_of_all_ways(sweep)
+    assert table is not None
+    found = _cells(table, "VL")
+    assert "ood_auroc_entropy" not in found
+    assert (found["ood"], found["nll"]) == ("svhn, rotated", f"{(0.32 + 0.33) / 2 + 0.05 * 0.65:.4f}")
+    assert _cells(table, "MAP")["ood_auroc_entropy"] == "0.9000"
 
 
 @pytest.mark.parametrize(("num_epochs", "told"), [(200, False), (50, True)])

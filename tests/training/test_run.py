@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,6 +213,51 @@ def test_a_setting_that_a_later_version_has_added_does_not_keep_a_run_from_being
         _fit(_bnn(), out=tmp_path, optimizer="SGD")
     _fit(carried_on, out=tmp_path, save_every=1, validate_every=2)  # which nobody goes by here
     assert _same_bits(alone, carried_on)
+
+
+def test_an_epoch_that_was_carried_on_has_the_seconds_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    clocks = SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    monkeypatch.setattr(loop, "time", clocks)
+
+    def each_step(stop_at: int | None = None) -> Callable[..., torch.Tensor]:
+        steps = itertools.count()
+
+        def augment(x: torch.Tensor, _: torch.Generator) -> torch.Tensor:
+            if len(x) > 1:
+                if next(steps) == stop_at:
+                    raise Stopped
+                now[0] += 10.0
+            return x
+
+        augment.__qualname__ = _noise.__qualname__
+        return augment
+
+    with pytest.raises(Stopped):
+        _fit(_bnn(), each_step(stop_at=7), out=tmp_path / "run", save_every=1)
+    shutil.copytree(tmp_path / "run", tmp_path / "earlier")
+    history = _fit(_bnn(), each_step(), out=tmp_path / "run", save_every=1)
+    assert [row["seconds"] for row in history.epochs] == [50.0, 50.0, 50.0, 50.0]
+
+    found = newest(tmp_path / "earlier")  # as an earlier version has written it
+    assert found is not None
+    assert found.documents["state"].pop("epoch_seconds") == 20.0
+    monkeypatch.setattr(run_folder.RunFolder, "newest", lambda _: found)
+    history = _fit(_bnn(), each_step(), out=tmp_path / "earlier")
+    assert [row["seconds"] for row in history.epochs] == [50.0, 30.0, 50.0, 50.0]
+
+
+def test_where_the_system_does_not_tell_the_memory_a_training_does_without():
+    code = """
+import sys
+sys.modules["resource"] = None  # as on Windows
+import math, torch, varlap
+bnn, data = varlap.BNN(torch.nn.Linear(2, 3)), (torch.ones(4, 2), torch.zeros(4).long())
+(row,) = varlap.fit(bnn, varlap.MAP(4), data, epochs=1, progress="none").epochs
+print(math.isnan(row["memory_mb"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_finished_run_is_only_read(tmp_path: Path):

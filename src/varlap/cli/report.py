@@ -21,7 +21,7 @@ from varlap.report.reproduction import (
     read_sweeps,
     remark,
     tables,
-    write_reproduction,
+    write_sweeps,
 )
 from varlap.report.sections import sections
 from varlap.report.sources import collect
@@ -62,10 +62,10 @@ def report(
 
 def _reproduction(store: Store, out: Path, title: str | None, as_json: bool) -> None:
     """Report what `varlap reproduce` has left behind."""
-    path = write_reproduction(store, out, title)
     parts = read_sweeps(store)
+    path = write_sweeps(parts, out, title)
     if as_json:
-        typer.echo(json.dumps({"page": str(path), **plain_sweeps(parts, title or path.parent.name)}, allow_nan=False))
+        typer.echo(json.dumps({"page": str(path), **plain_sweeps(parts, title)}, allow_nan=False))
         return
     console = Console()
     show_parts(console, parts)

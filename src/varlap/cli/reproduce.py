@@ -11,15 +11,18 @@ import typer
 from rich.console import Console
 
 from varlap.cli.device import choose_device
+from varlap.cli.dry_run import show_plan
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
+from varlap.cli.stopping import page_if_stopped
 from varlap.errors import ConfigError, MissingExtraError, did_you_mean
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
 from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
+from varlap.experiments.plan import plan
 from varlap.report.reproduction import as_json as plain, write_reproduction
 from varlap.report.sweeps import sweeps
 
@@ -38,21 +41,21 @@ def reproduce(
         typer.Argument(help="table-1, table-2, figure-1, figure-2, uci, miniature, or your own TOML file"),
     ],
     data: Annotated[list[str] | None, typer.Option(help="only this data set; may be repeated")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="instead of the experiment's; its schedule scales")] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="minutes; what is left is carried on by the same command")
-    ] = None,
-    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, ours by Adam, or ours by SGD")] = Recipe.paper,
-    seeds: Annotated[int | None, typer.Option(min=1, help="so many of them, from 0 on")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="length of each run; the schedule scales with it")] = None,
+    budget: Annotated[float | None, typer.Option(help="minutes; the same command carries on with what is left")] = None,
+    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours for Adam or for SGD")] = Recipe.paper,
+    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, counted from 0")] = None,
     final: Annotated[
-        bool, typer.Option("--final", help="only at the β that a finished sweep in RUNS has chosen, for every row")
+        bool, typer.Option("--final", help="train only at the β that a finished sweep in RUNS chose")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="run those anew that diverged before")] = False,
+    again: Annotated[bool, typer.Option("--again", help="rerun diverged runs")] = False,
     linearised: Annotated[
         bool | None,
-        typer.Option("--linearised/--no-linearised", help="with linearised predictions, the default, or without"),
+        typer.Option("--linearised/--no-linearised", help="score linearised predictions too (the default), or not"),
     ] = None,
-    splits: Annotated[int | None, typer.Option(min=1, help="of uci: only the first so many splits")] = None,
+    splits: Annotated[
+        int | None, typer.Option(min=1, help="uci only: number of splits, counted from the first")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="any other setting of a run: NAME=VALUE, or NAME=none; may be repeated"),
@@ -60,18 +63,21 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="the store; by default runs/paper, or runs/ and the name of figure-2, miniature, uci or your file"
+            help="folder of results, RUNS; runs/paper, or runs/NAME for figure-2, miniature, uci and your own file"
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="list what is stored, held by others or pending; train nothing")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Run an experiment of the paper and write its tables and figures beside the paper's numbers.
 
-    Results are kept in RUNS, a JSON file a run: what is there is not computed again, and what was interrupted is
-    carried on. The page, RUNS/report/report.html, shows all that RUNS holds. A run that has diverged, now or before,
-    is named at the end, with exit status 1.
+    Each result is a JSON file in RUNS. Results that are there are not computed again, and interrupted runs carry on.
+    The page RUNS/report/report.html shows all that RUNS holds. The exit status is 1 if a run diverged, now or before,
+    or if the device has too little memory for it; such runs are named at the end.
 
     Example: varlap reproduce table-1 --data cifar10 --epochs 50 --budget 60
     """
@@ -87,6 +93,7 @@ def reproduce(
                     "--again": again,
                     "--linearised" if linearised else "--no-linearised": linearised is not None,
                     "--set": settings,
+                    "--dry-run": dry_run,
                 }
             )
             if device not in (None, "cpu"):
@@ -107,21 +114,26 @@ def reproduce(
         choice = final_runs(experiment.specs, store) if final else None
         specs = experiment.specs if choice is None else choice.specs
         check_data(specs, store, again)
+        if dry_run:
+            told = {"experiment": experiment.name, "out": str(store.folder)}
+            show_plan(plan(specs, store, device=chosen_device, again=again), told, as_json)
+            return
         if choice is not None:
             record(choice.lines, store)
             for line in choice.chosen:
                 progress.say(line)
-        outcome = run_grid(
-            specs,
-            store,
-            device=chosen_device,
-            budget_s=None if budget is None else 60 * budget,
-            again=again,
-            progress=progress,
-        )
+        with page_if_stopped(store):
+            outcome = run_grid(
+                specs,
+                store,
+                device=chosen_device,
+                budget_s=None if budget is None else 60 * budget,
+                again=again,
+                progress=progress,
+            )
         page = _report(store, quiet or as_json) if outcome.results else None
     _tell(experiment, specs, store, outcome, page, as_json)
-    if outcome.failed:
+    if outcome.failed or outcome.out_of_memory:
         raise typer.Exit(1)
 
 
@@ -231,7 +243,8 @@ def _tell(
     if as_json:
         counts = {"runs": len(specs), "computed": outcome.num_computed, "left": len(outcome.left)}
         result = {"experiment": experiment.name, "out": str(store.folder), "report": page and str(page), **counts}
-        typer.echo(json.dumps(result | {"failed": outcome.failed} | plain(parts, experiment.title), allow_nan=False))
+        result |= {"failed": outcome.failed, "out_of_memory": outcome.out_of_memory}
+        typer.echo(json.dumps(result | plain(parts, experiment.title), allow_nan=False))
         return
     console = Console(highlight=False)
     show_parts(console, parts)
@@ -239,6 +252,8 @@ def _tell(
         console.print(f"{name} diverged: {reason}", markup=False)
     if outcome.failed:
         console.print("What has diverged is not run again without --again")
+    for name in outcome.out_of_memory:
+        console.print(f"{name}: the device has too little memory for it", markup=False)
     if outcome.left:
         number = len(outcome.left)
         console.print(f"{number} {'run is' if number == 1 else 'runs are'} left; the same command carries on")

@@ -80,7 +80,7 @@ def assess(
         if images is not None:
             kept["images"] = images[kept["least_sure"].to(images.device)].cpu()
     decided = dict(spec or {}) | {"how": how, "num_samples": num_draws, "temperature": temperature}
-    return Evaluated(name, scores.compute(), decided, kept | _joined(outside), origin(), seconds)
+    return Evaluated(name, scores.compute(), decided, kept | _joined(outside), origin(bnn.device), seconds)
 
 
 def draw_figures(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from varlap.errors import ConfigError
 from varlap.experiments.final_line import FinalLine, FinalRow, shared_spec
-from varlap.experiments.grid_run import name
+from varlap.experiments.names import names
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
 from varlap.experiments.ways import NAMES, Way
@@ -25,8 +25,8 @@ class Choice:
     by_validation: tuple[Result, ...]
     """the runs, one for each seed, at the β of the best held-out NLL"""
     by_test: tuple[Result, ...]
-    """those at the β of the best test NLL, by the seeds that all β have: what looking at the test images would have
-    given; none for final runs, whose β another sweep has chosen"""
+    """the runs at the β of the best test NLL, over the seeds common to all β: what choosing by test images would give;
+    none for final runs, whose β another sweep chose"""
     betas: tuple[float, ...]
     """what was tried"""
 
@@ -44,10 +44,9 @@ class Choice:
 def choose(results: Iterable[Result], way: Way) -> Choice | None:
     """Choose β of one method by the NLL of held-out images; None where nothing was held out, or all diverged.
 
-    The NLL is averaged over the seeds that all β have, since a seed can be a lucky one; where they share none, over the
-    one that most have, and the other β are no trials. A run that diverged is a trial, which is never chosen: the fewest
-    of them come first, then the NLL of the others. Where all that are compared diverged, nothing is chosen, whatever
-    other seeds did.
+    Each β is scored by its mean over the seeds common to all β, since a seed can be a lucky one. Without a common seed
+    the commonest one is used, and a β that lacks it is left out. A β with fewer diverged runs comes first, then the
+    one with the better mean of its other runs. Where all runs that are compared diverged, nothing is chosen.
 
     >>> def result(beta, held_out, test):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": test}}, {"mean": {"nll": held_out}}, {}, 1.0)
@@ -78,7 +77,7 @@ def choose(results: Iterable[Result], way: Way) -> Choice | None:
 
 
 def shared_seeds(trials: Sequence[Sequence[Result]]) -> set[int]:
-    """Return the seeds that all trials have; where there is none, the one that most have, of several the least.
+    """Return the seeds common to all trials; without one, the commonest seed, and of several such the lowest.
 
     >>> runs = [Result(RunSpec("digits", "vl", 0.1, seed), {}, {}, {}, 1.0) for seed in (0, 1)]
     >>> shared_seeds([runs, runs[1:]])
@@ -105,11 +104,11 @@ class Final:
 
 
 def final_runs(specs: Sequence[RunSpec], store: Store) -> Final:
-    """Return those runs of a grid whose β a finished sweep in the store has chosen, for any way of predicting.
+    """Return the runs of a grid at the β that a finished sweep in the store chose for some way of predicting.
 
-    A sweep is the whole grid of one seed, for any number of epochs: every way has had the same number of trials. Of
-    several the one with the most epochs chooses. A way that the sweep has not scored, as by `--no-linearised`, takes
-    the β of its method's mean network.
+    A sweep is finished when a seed has every run of the grid, for some number of epochs, so that every way has had as
+    many trials. Of several sweeps the one with the most epochs chooses. A way that the sweep did not score, as by
+    `--no-linearised`, takes the β of its method's mean network.
     """
     done: dict[RunSpec, dict[tuple[int, int], Result]] = {}
     for result in sorted(store, key=lambda result: result.spec.linearised):  # the one with more scores comes last
@@ -175,7 +174,10 @@ def _not_finished(
     nearest = max(count, key=lambda where: (count[where], where), default=None)
     missing = [trial for trial in trials if nearest not in done.get(trial, {})]
     which = "of it" if nearest is None else f"of the one of {nearest[0]} epochs with seed {nearest[1]}"
-    named = ", ".join(map(name, missing[:MOST_NAMED])) + (" and others" if len(missing) > MOST_NAMED else "")
+    by_name = names(trials)
+    named = ", ".join(by_name[trial] for trial in missing[:MOST_NAMED]) + (
+        " and others" if len(missing) > MOST_NAMED else ""
+    )
     recipe = trials[0].recipe
     others = sorted({result.spec.recipe for result in store if result.spec.data == trials[0].data} - {recipe})
     hint = f"; there are runs of --recipe {' and '.join(others)} too" if others else ""

@@ -1,5 +1,6 @@
 """What is kept of an evaluation: scores with their origin, and the predictions that plots are drawn from."""
 
+import contextlib
 import functools
 import json
 import os
@@ -100,22 +101,42 @@ class Evaluated:
         return result
 
 
-def origin() -> dict[str, Any]:
+def origin(device: torch.device | str | None = None) -> dict[str, Any]:
     """Return where a result comes from: versions, hardware and the day; and of a checkout of varlap its git commit.
 
-    >>> sorted(set(origin()) - {"commit"})
+    Args:
+        device: what computed; None means the GPU where there is one.
+
+    >>> sorted(set(origin("cpu")) - {"commit"})
     ['date', 'hardware', 'python', 'torch', 'varlap']
     """
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     commit = _commit(Path(varlap.__file__).parent)
     return {
         "varlap": varlap.__version__,
         **({} if commit is None else {"commit": commit}),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "hardware": hardware,
+        "hardware": _hardware(torch.device(device)),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpu() if device.type == "cpu" else f"{platform.machine()} {device.type.upper()}"
+
+
+def _cpu(told: Path = Path("/proc/cpuinfo")) -> str:
+    """Name the processor, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        for line in told.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return f"{platform.machine()} CPU"
 
 
 @functools.cache  # what runs is what was imported

@@ -64,9 +64,13 @@ class FinalLine:
             for result in results
             if (result.spec.method, result.spec.beta) == (key[0], beta)
             and result.spec.seed in self.seeds.get(key[0], ())
-            and shared_spec(result.spec) == self.spec
+            and self.is_about(result.spec)
         ]
         return sorted(found, key=lambda result: result.spec.seed)
+
+    def is_about(self, spec: RunSpec) -> bool:
+        """Tell whether a run is one of these, whether or not it has linearised predictions."""
+        return dataclasses.replace(shared_spec(spec), linearised=self.spec.linearised) == self.spec
 
     @property
     def borrowed(self) -> list[str]:

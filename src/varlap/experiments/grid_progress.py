@@ -1,4 +1,4 @@
-"""What people watch while a grid runs: one bar for the whole on a terminal, a line a run in a log, or nothing."""
+"""What people watch while a grid runs: one bar for the whole on a terminal, a few lines a run in a log, or nothing."""
 
 import sys
 import time
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 REFRESH_S = 0.2
+LINE_PAUSE_S = 10.0  # without a terminal: a short run needs no line but its last
 
 LeftFn = Callable[[float], float | None]
 """From the share of the present run that is done to the seconds that the whole will still take."""
@@ -26,6 +27,7 @@ class GridProgress:
 
     >>> shown = GridProgress(stream=sys.stdout)
     >>> shown.begin(num_runs=3, num_done=1)
+    3 runs, 1 stored
     >>> shown.end_of_run("digits vl β 0.1", 65.0, left_s=70.0)
     2/3  digits vl β 0.1  1 min  left 1 min
     >>> shown.end()
@@ -40,12 +42,17 @@ class GridProgress:
         self._left_fn: LeftFn = lambda _: None
         self._steps, self._steps_done = 1, 0
         self._first_step, self._began = 0, 0.0
-        self._due = 0.0
+        self._due = self._line_due = 0.0
+        self._num_epochs, self._epochs_done = 1, 0
 
     def begin(self, num_runs: int, num_done: int) -> None:
         """Begin with so many runs, of which some are done already."""
         self._num_runs, self._num_done = num_runs, num_done
-        if self._quiet or not is_terminal(self._stream):
+        if self._quiet:
+            return
+        if not is_terminal(self._stream):
+            if num_done < num_runs:
+                self.say(f"{num_runs} run{'s' * (num_runs > 1)}, {num_done} stored")
             return
         from rich.console import Console  # slow to import
         from rich.progress import BarColumn, Progress, TextColumn
@@ -84,6 +91,9 @@ class GridProgress:
         self._steps = num_epochs * (steps_per_epoch or 1)
         self._steps_done = self._first_step = first_step
         self._began = time.monotonic()
+        self._line_due = self._began + LINE_PAUSE_S
+        self._num_epochs = num_epochs
+        self._epochs_done = first_step * num_epochs // self._steps
         self._draw(first_step)
 
     def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:  # noqa: ARG002
@@ -92,8 +102,15 @@ class GridProgress:
         if time.monotonic() >= self._due:
             self._draw(number + 1)
 
-    def epoch(self, row: Mapping[str, float]) -> None:
-        """Do nothing: steps tell enough."""
+    def epoch(self, row: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Without a terminal, write a line at each tenth of the epochs."""
+        before, self._epochs_done = self._epochs_done, self._epochs_done + 1
+        a_tenth = 10 * self._epochs_done // self._num_epochs > 10 * before // self._num_epochs
+        if self._bar is None and a_tenth and time.monotonic() >= self._line_due:
+            left = self._left(self._steps_done)
+            told = [self._name, f"epoch {self._epochs_done}/{self._num_epochs}", left]
+            self.say("  ".join(filter(None, told)))
+            self._line_due = time.monotonic() + LINE_PAUSE_S
 
     def close(self) -> None:
         """End a training: what comes is its evaluation, unless it was stopped."""
@@ -119,7 +136,7 @@ class GridProgress:
         self._due = time.monotonic() + REFRESH_S
 
     def _left(self, steps_done: int) -> str:
-        """Say how long the whole will take, or, where runs like the others are not known yet, this run's training."""
+        """Say how long all runs will still take, or, where that is not known, this run's training."""
         left = self._left_fn(steps_done / self._steps)
         if left is not None:
             return f"{duration(left)} left"

@@ -1,7 +1,6 @@
-"""A grid of runs, one after the other: what the store has is not computed again, and a budget of time is kept."""
+"""Runs a grid one run after the other, within a budget of time; what the store has is not computed again."""
 
 import shlex
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,12 @@ from varlap.data import data_folder
 from varlap.data.store import num_training_images
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments.evaluation import origin
+from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.image_task import check_num_train
-from varlap.experiments.run import RUNNING, claim, epochs_done, forget, run
+from varlap.experiments.known_runs import SAME_RUN, KnownRuns
+from varlap.experiments.names import names
+from varlap.experiments.run import RUNNING, claim, epochs_done, epochs_told, forget, run
 from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
 
@@ -27,9 +29,12 @@ class Outcome:
     num_computed: int = 0
     """how many of them this call has finished; the others were in the store"""
     left: list[RunSpec] = field(default_factory=list)
-    """runs that are not done: the budget left them for the next call, or another process is at them"""
+    """runs that are not done: the budget left them for the next call, another process is at them, or the device has too
+    little memory"""
     failed: dict[str, str] = field(default_factory=dict)
-    """runs that diverged, with what was said, now or before"""
+    """runs that diverged, by name, with what was said, now or before"""
+    out_of_memory: list[str] = field(default_factory=list)
+    """the names of those that are left since the device had too little memory for them"""
 
 
 def run_grid(
@@ -44,11 +49,15 @@ def run_grid(
 ) -> Outcome:
     """Run what the store lacks, in order.
 
-    With a budget, a run that is not expected to fit is left for the next call; one that takes longer than expected is
-    stopped at a checkpoint, from which the next call carries on. The first run is started whatever is expected of it,
-    so that every call gets on. A run that diverges is told of and stored as such, and the others go on; `again` runs
-    those anew that diverged before. A run that another process is at is left to it, so that several can share a store;
-    what that process has finished by the end of this call is among the results.
+    Where the store has the same training under another spec, which differs in what the method does not use, a copy is
+    kept under the spec that is asked for.
+
+    With a budget, a run that is not expected to fit is left for the next call. A run that takes longer than expected
+    stops at a checkpoint, and the next call carries on from there. The first run always starts, so that every call
+    makes progress. A run that diverges is stored as such, and the others go on; `again` reruns those that diverged
+    before. A run for which the device has too little memory is left, and the others go on. A run that another process
+    is at is left to it, so that several can share a store; what that process has finished by the end of this call is
+    among the results.
 
     >>> import tempfile
     >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
@@ -56,63 +65,124 @@ def run_grid(
     >>> [run_grid([spec], store).num_computed for _ in range(2)]
     [1, 0]
     """
-    check_data(specs, store, again)
+    runs = KnownRuns(store, again)
+    _check_data(specs, store, runs)
     shown = GridProgress(quiet=True) if progress is None else progress
-    began, outcome = clock(), Outcome()
-    known = {spec: found for spec in specs if (found := _known(spec, store, again)) is not None}
-    for spec in known:
-        _clean(spec, store)
-    expected = Expectation(list(store), str(torch.device(device)))
-    pending = [spec for spec in specs if spec not in known]
-    shown.begin(len(specs), len(known))
+    grid = _Grid(specs, store, runs, torch.device(device), budget_s, again, shown, clock)
+    shown.begin(len(specs), len(grid.known))
     try:
-        while pending:
-            spec, others = pending[0], pending[1:]
-            left_s = None if budget_s is None else budget_s - (clock() - began)
-            done = epochs_done(spec, store)
-            if left_s is not None:
-                needed = expected.seconds(spec, done)
-                too_long = needed is not None and needed > left_s
-                if left_s <= 0 or (too_long and outcome.num_computed):
-                    break
-            with claim(spec, store) as mine:
-                if not mine:
-                    outcome.left.append(spec)
-                    shown.say(f"{name(spec)}: another process is at it, so it is left")
-                elif (found := _known(spec, store, again)) is not None:  # another process was at it
-                    known[spec] = found
-                    shown.end_of_run(name(spec), None, expected.sum(spec, 1.0, others), "by another process")
-                else:
-                    store.delete(spec)
-                    shown.begin_run(name(spec), lambda share, s=spec, o=others: expected.sum(s, share, o))
-                    start = clock()
-                    try:
-                        known[spec] = run(spec, store, device=device, progress=shown, time_limit_s=left_s)
-                    except OutOfTime:
-                        break
-                    except NonFiniteError as error:
-                        known[spec] = _diverged(spec, store, str(device), clock() - start, str(error))
-                        shown.end_of_run(name(spec), None, expected.sum(spec, 1.0, others), f"diverged: {error}")
-                    else:
-                        took = clock() - start
-                        expected.learn_from(known[spec], took, done)
-                        shown.end_of_run(name(spec), took, expected.sum(spec, 1.0, others), _told(known[spec]))
-                    outcome.num_computed += 1
-            pending = others
+        grid.run()
     finally:
         shown.end()
-    for spec in [*outcome.left, *pending]:
-        if (found := _known(spec, store, again)) is not None:  # another process has finished it meanwhile
-            known[spec] = found
-    outcome.left = [spec for spec in specs if spec not in known]
-    outcome.results = [known[spec] for spec in specs if spec in known]
-    outcome.failed = {name(run.spec): run.failure for run in outcome.results if run.failure is not None}
-    return outcome
+    return grid.outcome()
 
 
-def _known(spec: RunSpec, store: Store, again: bool) -> Result | None:
-    found = store.get(spec)
-    return None if again and found is not None and found.failure is not None else found
+class _Grid:
+    """What a call of `run_grid` knows, and how far it is."""
+
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        store: Store,
+        runs: KnownRuns,
+        device: torch.device,
+        budget_s: float | None,
+        again: bool,
+        shown: GridProgress,
+        clock: Callable[[], float],
+    ) -> None:
+        self.specs, self.store, self.device, self.again = specs, store, device, again
+        self.runs = runs
+        self.shown, self.clock = shown, clock
+        self.names = names(specs)
+        self.deadline = None if budget_s is None else clock() + budget_s
+        self.known = {spec: runs.keep(found) for spec in specs if (found := runs.find(spec)) is not None}
+        for spec, result in self.known.items():
+            if result.failure is None:  # else the checkpoints are those of a rerun, to be carried on
+                _clean(spec, store)
+        self.expected = Expectation(runs.results, str(device))
+        self.num_computed = 0
+        self.out_of_memory: list[str] = []
+
+    def run(self) -> None:
+        """Go through the runs that are not known, until the budget ends."""
+        pending = [spec for spec in self.specs if spec not in self.known]
+        for number, spec in enumerate(pending):
+            if not self._fits(spec):
+                return
+            with claim(spec, self.store) as mine:
+                if not mine:
+                    self.shown.say(f"{self.names[spec]}: another process is at it, so it is left")
+                    continue
+                try:
+                    self._run_one(spec, pending[number + 1 :])
+                except OutOfTime:
+                    return
+                except torch.OutOfMemoryError as error:
+                    self.out_of_memory.append(self.names[spec])
+                    self.shown.say(f"{self.names[spec]}: out of memory, so it is left ({str(error).splitlines()[0]})")
+            if self.out_of_memory and self.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the run that failed has held
+
+    def outcome(self) -> Outcome:
+        """Return what is known now, also what other processes have finished meanwhile."""
+        for spec in self.specs:
+            if spec not in self.known and (found := self.runs.find_now(spec)) is not None:
+                self.known[spec] = self.runs.keep(found)
+        results = [self.known[spec] for spec in self.specs if spec in self.known]
+        return Outcome(
+            results,
+            self.num_computed,
+            left=[spec for spec in self.specs if spec not in self.known],
+            failed={self.names[run.spec]: run.failure for run in results if run.failure is not None},
+            out_of_memory=self.out_of_memory,
+        )
+
+    def _left_s(self) -> float | None:
+        return None if self.deadline is None else self.deadline - self.clock()
+
+    def _fits(self, spec: RunSpec) -> bool:
+        left_s = self._left_s()
+        if left_s is None:
+            return True
+        needed = self.expected.seconds(spec, epochs_done(spec, self.store))
+        too_long = needed is not None and needed > left_s
+        return left_s > 0 and not (too_long and self.num_computed)
+
+    def _limit_s(self, spec: RunSpec) -> float | None:
+        """Return the time that a training may take: half of what is left, or more if its evaluation needs less."""
+        left_s = self._left_s()
+        return None if left_s is None else max(left_s - self.expected.evaluation(spec), left_s / 2)
+
+    def _run_one(self, spec: RunSpec, others: Sequence[RunSpec]) -> None:
+        """Do a run that is this process's, unless another one has done it just before."""
+        took, known = None, self.runs.find_now(spec)
+        if known is not None:
+            self.runs.keep(known)
+            same = known.origin.get(SAME_RUN)
+            words = "by another process" if same is None else f"the same training as {same}"
+        else:
+            self.shown.begin_run(self.names[spec], lambda share: self.expected.sum(spec, share, others))
+            done, start = epochs_done(spec, self.store), self.clock()
+            try:
+                known = run(
+                    spec,
+                    self.store,
+                    again=self.again,
+                    device=self.device,
+                    progress=self.shown,
+                    time_limit_s=self._limit_s(spec),
+                    clock=self.clock,
+                )
+                took, words = self.clock() - start, _told(known)
+                self.expected.learn_from(known, took, done)
+            except NonFiniteError as error:
+                known = _diverged(spec, self.store, str(self.device), self.clock() - start, str(error))
+                words = f"diverged: {error}"
+            self.runs.learn(known)
+            self.num_computed += 1
+        self.known[spec] = known
+        self.shown.end_of_run(self.names[spec], took, self.expected.sum(spec, 1.0, others), words)
 
 
 def _clean(spec: RunSpec, store: Store) -> None:
@@ -124,75 +194,22 @@ def _clean(spec: RunSpec, store: Store) -> None:
 
 
 def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str) -> Result:
-    """Store that a run has failed: a trial like others, which the same command would only repeat."""
-    result = Result(spec, {}, {}, origin() | {"device": device}, seconds, failure=why)
+    """Store a run that diverged, as a trial like others: the same command would only diverge again."""
+    history = epochs_told(spec, store)
+    trained_s = max(seconds, sum(row["seconds"] for row in history))  # this call's, or with those of calls before
+    result = Result(spec, {}, {}, origin(device) | {"device": device}, trained_s, history, failure=why)
+    forget(spec, store)  # first, since a rerun that is stopped leaves checkpoints beside a failure
     store.put(result)
-    forget(spec, store)
     return result
 
 
-class Expectation:
-    """How long runs take, from those that were done on the same kind of device.
-
-    >>> spec = RunSpec("digits", "map", 0.1, epochs=10)
-    >>> expected = Expectation([], "cpu")
-    >>> expected.seconds(spec) is None
-    True
-    >>> expected.learn(spec, seconds_per_epoch=2.0, evaluation_s=5.0)
-    >>> expected.seconds(spec, epochs_done=4), expected.seconds(RunSpec("digits", "vl", 0.1, epochs=1))
-    (17.0, 7.0)
-    """
-
-    def __init__(self, results: Sequence[Result], device: str) -> None:
-        self._times: dict[tuple[object, ...], list[float]] = {}
-        for result in results:
-            if str(result.origin.get("device", "")).split(":")[0] == device.split(":")[0] and result.history:
-                self.learn(result.spec, result.seconds_per_epoch, result.evaluation_seconds)
-
-    def learn(self, spec: RunSpec, seconds_per_epoch: float | None, evaluation_s: float | None) -> None:
-        """Take in how long a run took to train and to evaluate, as far as it is known."""
-        for what, seconds in (("epoch", seconds_per_epoch), ("evaluation", evaluation_s)):
-            if seconds is not None:
-                for key in self._keys(what, spec):
-                    self._times.setdefault(key, []).append(seconds)
-
-    def learn_from(self, result: Result, took_s: float, epochs_before: int) -> None:
-        """Take in a run that this process has seen, some epochs of which were done before."""
-        num_epochs = result.spec.epochs - epochs_before
-        training_s = took_s - (result.evaluation_seconds or 0.0)
-        self.learn(result.spec, training_s / num_epochs if num_epochs > 0 else None, result.evaluation_seconds)
-
-    def seconds(self, spec: RunSpec, epochs_done: float = 0) -> float | None:
-        """Return the time that the rest of a run and its evaluation take, by runs of its method, or else of others.
-
-        None where no such run is known.
-        """
-        epoch = self._mean("epoch", spec)
-        if epoch is None:
-            return None
-        return epoch * max(0.0, spec.epochs - epochs_done) + (self._mean("evaluation", spec) or 0.0)
-
-    def _mean(self, what: str, spec: RunSpec) -> float | None:
-        found = (self._times[key] for key in self._keys(what, spec) if key in self._times)
-        return next((statistics.fmean(times[-5:]) for times in found), None)
-
-    def sum(self, spec: RunSpec, share_done: float, others: Sequence[RunSpec]) -> float | None:
-        """Return the time of the rest of a run and of all others; None if one of them is unknown."""
-        rest = 0.0 if share_done == 1 else self.seconds(spec, share_done * spec.epochs)
-        times = [rest, *map(self.seconds, others)]
-        return None if any(time is None for time in times) else sum(time for time in times if time is not None)
-
-    @staticmethod
-    def _keys(what: str, spec: RunSpec) -> list[tuple[object, ...]]:
-        size = (what, spec.data, spec.model, spec.width, spec.num_train, spec.batch_size, spec.precision)
-        if what == "evaluation":
-            size = (*size, spec.linearised)  # which can take longer than all the rest
-        return [(*size, spec.method, spec.curvature), size]
-
-
 def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> None:
-    """Refuse a grid whose data are not all there, or too few, before anything runs; what the store has needs none."""
-    pending = [spec for spec in specs if _known(spec, store, again) is None]
+    """Refuse a grid before anything runs if data are missing or too few; runs that the store has need no data."""
+    _check_data(specs, store, KnownRuns(store, again))
+
+
+def _check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None:
+    pending = [spec for spec in specs if runs.find(spec) is None]
     wanted = dict.fromkeys(spec.data for spec in pending)
     missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]
     if missing:
@@ -213,17 +230,6 @@ def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> N
         if sizes and (num_images := num_training_images(data)) is not None:
             for validation, num_train in sizes:
                 check_num_train(data, num_images, validation, num_train)
-
-
-def name(spec: RunSpec) -> str:
-    """Return what a line calls a run.
-
-    >>> name(RunSpec("digits", "vl", 0.1))
-    'digits vl β 0.1'
-    """
-    words = f"{spec.data} {spec.method} β {spec.beta:g}"
-    words += f" multiplier {spec.log_sigma_lr_multiplier:g}" if spec.log_sigma_lr_multiplier != 10 else ""
-    return words + (f" seed {spec.seed}" if spec.seed else "")
 
 
 def _told(result: Result) -> str:

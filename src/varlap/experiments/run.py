@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,13 +19,14 @@ from varlap.experiments.augmentation import augmentation
 from varlap.experiments.evaluation import origin
 from varlap.experiments.image_task import ImageTask
 from varlap.experiments.outside import partner
-from varlap.experiments.spec import RunSpec
+from varlap.experiments.spec import WARMUP_OF_CLOSED_FORM, RunSpec
 from varlap.experiments.store import Result, Store
 from varlap.experiments.ways import evaluate_ways
 from varlap.files import locked
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN, OneScalePrior
 from varlap.training import fit
+from varlap.training.records import Records
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ RUNNING = "running"
 SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
 NUM_VALIDATIONS = 50  # of a long training: more would tell no more
 USUAL_BATCH = 128  # whose curvature the library's default is about
-WARMUP_OF_CLOSED_FORM = 0.3  # part of the training over which β rises, without which σ jumps to its prior's
 KEPT = (
     *("epoch", "elbo", "log_likelihood", "curvature", "kl", "lr", "log_sigma_over_s_median", "sigma_over_s_max"),
     *("share_at_prior", "validation_nll", "validation_accuracy", "validation_ece", "seconds", "memory_mb"),
@@ -46,18 +46,23 @@ def run(
     spec: RunSpec,
     store: Store,
     *,
+    again: bool = False,
     device: torch.device | str = "cpu",
     progress: Any = "none",
     time_limit_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """Return the result of a spec: from the store, or by training and evaluating, and then it is in the store.
 
     Args:
         spec: what to run.
         store: where results are. While a run trains, its checkpoints are in the store's folder `running`.
+        again: train also where the store has a run that diverged, which stays until the new result replaces it.
         device: where to compute.
         progress: of the training, as in `varlap.fit`.
-        time_limit_s: raise `varlap.errors.OutOfTime` once so many seconds are over; the same call carries on.
+        time_limit_s: stop the training with `varlap.errors.OutOfTime` once so many seconds are over, the loading of the
+            data included; the same call carries on.
+        clock: seconds that only grow.
 
     >>> import tempfile
     >>> spec = RunSpec("digits", "map", 0.1, model="mlp", epochs=1, precision="fp32", linearised=False)
@@ -67,8 +72,9 @@ def run(
     (['mean', 'scaled'], 'letters', ['.json'])
     """
     known = store.get(spec)
-    if known is not None:
+    if known is not None and not (again and known.failure is not None):
         return known
+    began = clock()
     task = _task(spec.data, spec.model, spec.validation, spec.num_train, spec.width)
     bnn = _network(spec, task).to(device)
     folder = store.folder / RUNNING / spec.key()
@@ -81,7 +87,7 @@ def run(
         out=folder,
         label=spec.stated(),
         progress=progress,
-        time_limit_s=time_limit_s,
+        time_limit_s=None if time_limit_s is None else time_limit_s - (clock() - began),
         epochs=spec.epochs,
         batch_size=spec.batch_size,
         lr=spec.lr,
@@ -97,18 +103,20 @@ def run(
         save_pause_s=SAVE_PAUSE_S,
     )
     found = partner(task.images)
-    start = time.monotonic()
+    trained = clock()
     scores = evaluate_ways(bnn, spec, task, None if found is None else task.normalise(found[1]))
     result = Result(
         spec,
         scores.test,
         scores.validation,
-        origin() | {"device": str(bnn.device), "num_threads": torch.get_num_threads()},
+        origin(bnn.device) | {"device": str(bnn.device), "num_threads": torch.get_num_threads()},
         seconds=sum(row["seconds"] for row in history.epochs),
         history=tuple(_kept(row) for row in history.epochs),
         ood=None if found is None else found[0],
-        evaluation_seconds=time.monotonic() - start,
+        evaluation_seconds=clock() - trained,
     )
+    if result.failure is not None:  # else a rerun would begin at the end of this one
+        forget(spec, store)
     store.put(result)
     forget(spec, store)
     return store.get(spec) or result  # as every later reader sees it, to the same digits
@@ -123,6 +131,17 @@ def epochs_done(spec: RunSpec, store: Store) -> int:
     with contextlib.suppress(OSError):
         return (store.folder / RUNNING / spec.key() / "metrics.jsonl").read_bytes().count(b"\n")
     return 0
+
+
+def epochs_told(spec: RunSpec, store: Store) -> tuple[dict[str, float], ...]:
+    """Return what the folder of an unfinished run tells of each epoch.
+
+    >>> epochs_told(RunSpec("digits", "map", 0.1), Store("no-such-folder"))
+    ()
+    """
+    with contextlib.suppress(OSError):  # also a damaged line
+        return tuple(map(_kept, Records(store.folder / RUNNING / spec.key() / "metrics.jsonl").rows()))
+    return ()
 
 
 def forget(spec: RunSpec, store: Store) -> None:

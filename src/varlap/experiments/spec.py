@@ -20,6 +20,8 @@ Curvature = Literal["exact", "default"]
 Gradient = Literal["held", "quiet", "whole"]
 Variances = Literal["learnt", "closed-form"]
 
+WARMUP_OF_CLOSED_FORM = 0.3
+"""Part of the training over which β rises, without which σ in closed form jumps to its prior's."""
 _BELOW_ONE = {
     "momentum": "at least 0 and below 1; 0.9 is usual",
     "beta_warmup": "the part of the training over which β rises, such as 0.3",
@@ -57,14 +59,14 @@ class RunSpec:
     seed: int = 0
     """of weights, batches, augmentation and drawn labels"""
     recipe: str = "paper"
-    """what the settings below are called together"""
+    """name of the recipe; a label only"""
     model: Model = "preact-resnet-18"
     width: int = 64
     """channels of the first stage"""
     epochs: int = 200
     lr: float = 1e-4
     schedule: Schedule = "milestones"
-    """÷ 10 after half and three quarters of the training, or a cosine to zero"""
+    """'milestones': ÷ 10 after half and after three quarters of the training; 'cosine': to zero"""
     optimizer: Optimizer = "Adam"
     """of the means; with SGD log σ learns by Adam, `log_sigma_lr_multiplier` times as fast as its usual 1e-3"""
     momentum: float = 0.0
@@ -76,13 +78,14 @@ class RunSpec:
     batch_size: int = 128
     log_sigma_lr_multiplier: float = 10.0
     curvature: Curvature = "exact"
-    """of VL: the paper's, or the library's, of a sixteenth of the images whatever the batch size is"""
+    """of VL. 'exact': of all images (the paper); 'default': of a sixteenth of them, whatever the batch size is"""
     gradient: Gradient = "held"
-    """of VL's curvature: of held labels, as the paper's; the same with less noise; or the whole one"""
+    """of VL's curvature. 'held': labels fixed (the paper); 'quiet': same expectation, less noise; 'whole': through the
+    labels too"""
     variances: Variances = "learnt"
-    """of VL: by the optimizer, as the paper's, or in closed form"""
+    """of VL: learnt by the optimizer (the paper), or set in closed form"""
     beta_warmup: float | None = None
-    """part of the training over which β rises from zero; None: 0.3 with variances in closed form, else none"""
+    """part of the training over which β rises from zero; None: 0.3 for VL with variances in closed form, else 0"""
     prior_scale: float | None = None
     """one scale for all weights; None scales by fan-in"""
     augment: bool = True
@@ -93,7 +96,7 @@ class RunSpec:
     """use only so many training images"""
     precision: Precision = "bf16"
     linearised: bool = True
-    """whether MAP and VL are evaluated by linearised predictions too, which cost as much as some epochs"""
+    """whether MAP and VL are scored by linearised predictions too, which takes as long as a few epochs"""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -155,6 +158,28 @@ class RunSpec:
         """
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {name: value for name, (value, default) in values.items() if name in _ALWAYS or value != default}
+
+    def effective(self) -> "RunSpec":
+        """Return the spec with what its method does not use at the defaults: if two are equal, so are the trainings.
+
+        For such a training, runs that ask for linearised predictions differ from others in their scores alone.
+
+        >>> plain, quiet = (RunSpec("digits", "map", 0.1, gradient=gradient) for gradient in ("held", "quiet"))
+        >>> plain.effective() == quiet.effective(), plain.key() == quiet.key()
+        (True, False)
+        """
+        usual = {field.name: field.default for field in dataclasses.fields(RunSpec)}
+        closed_form = (self.method, self.variances) == ("vl", "closed-form")
+        unused = ["recipe"]
+        if self.method != "vl":
+            unused += ["curvature", "gradient", "variances"]
+        if self.method == "map" or closed_form:  # no log σ is learnt
+            unused.append("log_sigma_lr_multiplier")
+        if self.method == "vi" or not self.validation:  # held-out images choose the variances
+            unused.append("linearised")
+        usual_warmup = WARMUP_OF_CLOSED_FORM if closed_form else 0.0
+        warmup = usual_warmup if self.beta_warmup is None else self.beta_warmup
+        return dataclasses.replace(self, beta_warmup=warmup, **{name: usual[name] for name in unused})
 
     def key(self) -> str:
         """Return a name for the result: readable, and different for every different spec.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from varlap.errors import DataError
+from varlap.errors import CheckpointError, DataError
 from varlap.experiments.spec import RunSpec
 from varlap.files import finite, replace_file
 
@@ -27,8 +27,8 @@ class Result:
 
     spec: RunSpec
     test: Mapping[str, Mapping[str, float]]
-    """scores on the test images by way of predicting: mean, sampled, linearised, scaled; with the latter two what
-    was fitted for them, `laplace_beta` with the ends of what was tried, and `temperature`"""
+    """scores on the test images by way of predicting: mean, sampled, linearised, scaled. What was fitted is among them:
+    `temperature` of scaled, and of linearised `laplace_beta` with the ends of what was tried"""
     validation: Mapping[str, Mapping[str, float]]
     """the same on held-out training images; empty where none were held out"""
     origin: Mapping[str, Any]
@@ -41,8 +41,8 @@ class Result:
     evaluation_seconds: float | None = None
     """time to evaluate, where it was measured"""
     failure: str | None = None
-    """why a run counts as diverged: what its error said, or that its mean network is far worse than a guess; it is a
-    trial whose NLL is infinite, whatever scores it has"""
+    """why a run counts as diverged: what its error said, or that its mean network is far worse than a guess. Its NLL
+    counts as infinite, whatever its scores are"""
 
     def __post_init__(self) -> None:
         part, scores = ("held-out", self.validation) if self.validation else ("test", self.test)
@@ -93,13 +93,16 @@ class Store:
         return _read(self._path(spec))
 
     def put(self, result: Result) -> None:
-        """Keep a result, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._path(result.spec), _text(result).encode())
-
-    def delete(self, spec: RunSpec) -> None:
-        """Delete the result of a spec, so that it is computed again."""
-        self._path(spec).unlink(missing_ok=True)
+        """Keep a result, whole or not at all; a full disk is a `CheckpointError`."""
+        path = self._path(result.spec)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, _text(result).encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"the result {path} cannot be written ({error.strerror or error}); make room there, and the same "
+                "command carries on"
+            ) from error
 
     def __iter__(self) -> Iterator[Result]:
         found = (_read(path) for path in sorted(self.folder.glob("*-beta*.json")))
@@ -128,7 +131,7 @@ def _text(result: Result) -> str:
 
 
 def _read(path: Path) -> Result | None:
-    """Read a result; None where there is none, also since another process has just deleted it to compute it again."""
+    """Read a result; None where there is none, also where somebody has just deleted it."""
     try:
         content = json.loads(path.read_text())
         unknown = set(content["spec"]) - {field.name for field in dataclasses.fields(RunSpec)}

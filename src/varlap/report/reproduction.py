@@ -55,8 +55,12 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
     >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
     (True, True)
     """
-    parts = read_sweeps(store)
-    title = title or f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
+    return write_sweeps(read_sweeps(store), out, title)
+
+
+def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = None) -> Path:
+    """Write what was read and grouped already; return the path of the page."""
+    title = title or _title(parts)
     number = sum(len(_runs(part)) for part in parts)
     lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`, beside the numbers of arXiv 2103.00222."
     files: dict[str, bytes] = {}
@@ -94,10 +98,14 @@ def read_sweeps(store: Store | Path | str) -> list[Sweep]:
     return found
 
 
-def as_json(parts: Sequence[Sweep], title: str) -> dict[str, Any]:
+def _title(parts: Sequence[Sweep]) -> str:
+    return f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
+
+
+def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
     """Return the whole report as plain data."""
     return {
-        "title": title,
+        "title": title or _title(parts),
         "sections": [
             {
                 "data": part.spec.data,
@@ -130,7 +138,7 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             all_ways,
             "The temperature is chosen by held-out images. Linearised: 10 draws of the network that is linear in its "
             "weights, with variances that held-out images choose. OOD: told from the other images; where these differ "
-            "between rows, no row is the best.",
+            "between rows, no row is the best, and a row whose runs differ in them has no value.",
         )
     if (times := table_2(part)).rows:
         found[TABLE_2] = times, how_it_was_timed(part)
@@ -156,7 +164,9 @@ def remark(part: Sweep) -> str:
 
 def shared(part: Sweep) -> dict[str, Any]:
     """Return the settings that all runs of a part share."""
-    return {name: value for name, value in dataclasses.asdict(part.spec).items() if name not in _NOT_SHARED}
+    both_ways = len({run.spec.linearised for run in _runs(part)}) > 1
+    own = (*_NOT_SHARED, "linearised") if both_ways else _NOT_SHARED
+    return {name: value for name, value in dataclasses.asdict(part.spec).items() if name not in own}
 
 
 def _runs(part: Sweep) -> tuple[Result, ...]:

@@ -215,6 +215,8 @@ def _chosen(key: Key, runs: Sequence[Result]) -> Method:
 
 
 def _method(name: str, runs: Sequence[Result], scores: Sequence[Mapping[str, float]]) -> Method:
+    if len({run.ood for run in runs}) > 1:  # scores against different images have no mean
+        scores = [{key: value for key, value in each.items() if not key.startswith("ood_")} for each in scores]
     entries = [
         Entry(Evaluated(name, each, {"seed": run.spec.seed, "ood": run.ood}, {}))
         for run, each in zip(runs, scores, strict=True)

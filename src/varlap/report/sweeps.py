@@ -18,7 +18,7 @@ METHODS = {"vl": "VL", "vi": "VI", "map": "MAP"}
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs that differ in method, β, seed and the speed of log σ alone."""
+    """Runs that differ in method, β, seed, the speed of log σ and linearised predictions alone."""
 
     title: str
     spec: RunSpec
@@ -36,14 +36,15 @@ class Sweep:
 
     @property
     def multiplier(self) -> float:
-        """The paper's multiplier of log σ's learning rate, or where no run has it the least."""
+        """The paper's multiplier of log σ's learning rate, or the lowest where no run has the paper's."""
         return PAPERS_MULTIPLIER if PAPERS_MULTIPLIER in self.multipliers else self.multipliers[0]
 
     @property
     def final(self) -> FinalLine | None:
         """What was recorded as chosen for the main runs."""
         shared = dataclasses.replace(self.spec, log_sigma_lr_multiplier=self.multiplier)
-        return next((line for line in self.lines if line.spec == shared), None)
+        found = [line for line in self.lines if line.is_about(shared)]
+        return max(found, key=lambda line: line.spec.linearised, default=None)  # the one with more rows
 
     def of(self, method: str) -> list[Result]:
         """Return the main runs of a method."""
@@ -115,6 +116,9 @@ class Sweep:
 def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[Sweep]:
     """Group results by what they share, in the order of data and recipe, the longest first.
 
+    Runs with and without linearised predictions are the same training; of one that is there both ways the result with
+    more scores is shown.
+
     Args:
         results: all that may be shown.
         lines: what was recorded as chosen for final runs.
@@ -125,11 +129,15 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
     [('digits, paper recipe, 200 epochs', 1), ('digits, paper recipe, 50 epochs', 2)]
     """
     groups: dict[RunSpec, list[Result]] = {}
-    for result in results:
+    for result in _once_each(results):
         shared = dataclasses.replace(
-            result.spec, method="vl", beta=1.0, seed=0, log_sigma_lr_multiplier=PAPERS_MULTIPLIER
+            result.spec, method="vl", beta=1.0, seed=0, log_sigma_lr_multiplier=PAPERS_MULTIPLIER, linearised=True
         )
         groups.setdefault(shared, []).append(result)
+    groups = {
+        dataclasses.replace(spec, linearised=any(run.spec.linearised for run in runs)): runs
+        for spec, runs in groups.items()
+    }
     specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe, -spec.epochs, spec.key()))
     titles = [_title(spec, specs) for spec in specs]
     lines = tuple(lines)
@@ -139,6 +147,16 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
         diverged = tuple(result for result in groups[spec] if result.failure is not None)
         found.append(Sweep(title, spec, ended, diverged, lines))
     return found
+
+
+def _once_each(results: Iterable[Result]) -> list[Result]:
+    found: dict[RunSpec, Result] = {}
+    for result in results:
+        training = dataclasses.replace(result.spec, linearised=True)
+        other = found.setdefault(training, result)
+        if (len(result.test), result.spec.linearised) > (len(other.test), other.spec.linearised):
+            found[training] = result
+    return list(found.values())
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
@@ -156,7 +174,7 @@ def in_order(results: Iterable[Result]) -> list[Result]:
 
 
 def comparable(results: Iterable[Result], setting: Compared) -> dict[float, list[Result]]:
-    """Return runs by the values of a setting, each with the seeds that all values have: a seed can be a lucky one.
+    """Return runs by the values of a setting, over the seeds common to all values: a seed can be a lucky one.
 
     >>> found = [Result(RunSpec("digits", "vl", *run), {}, {}, {}, 1.0) for run in ((0.1, 0), (0.1, 1), (0.01, 1))]
     >>> {beta: [run.spec.seed for run in runs] for beta, runs in comparable(found, "beta").items()}

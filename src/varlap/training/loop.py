@@ -2,7 +2,6 @@
 
 import logging
 import math
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -98,6 +97,7 @@ class Loop:
         self._total = settings.epochs * self.source.steps_per_epoch
         self._deadline = math.inf if self.time_limit_s is None else time.monotonic() + self.time_limit_s
         self._saved_at = self._shown_at = -math.inf
+        self._epoch_began = 0.0
 
     def carry_on(self, out: Path) -> None:
         """Go to where the folder's newest checkpoint was, on every rank."""
@@ -139,14 +139,15 @@ class Loop:
         return self._state.step == self._total or self._state.stopped
 
     def _train_epoch(self, epoch: int, first: int, stop: StopRequests) -> None:
-        started, state, num_batches = time.perf_counter(), self._state, first
+        state, num_batches = self._state, first
+        self._epoch_began = time.perf_counter() - state.epoch_seconds  # a part of it was done before
         for x, y, weights in self.source.epoch(epoch, first):
             self._take(x, y, weights, stop)
             num_batches += 1
             last_of_epoch = state.step % self.source.steps_per_epoch == 0
             if requested := self._own_request(stop) if self.world is None else self._step.request:
                 if last_of_epoch:
-                    self._end_epoch(epoch, started)
+                    self._end_epoch(epoch)
                 self._save(last=True)
                 if requested == TIME_IS_UP:
                     if self._is_finished:
@@ -162,7 +163,7 @@ class Loop:
                 f"epoch {epoch} had {num_batches} batches, not {self.source.steps_per_epoch}; a loader must give as "
                 "many in every epoch as its length says"
             )
-        self._end_epoch(epoch, started)
+        self._end_epoch(epoch)
 
     def _take(self, x: Any, y: Any, weights: Tensor | None, stop: StopRequests) -> None:
         bnn, state, number = self.bnn, self._state, self._state.step
@@ -189,12 +190,12 @@ class Loop:
         num_ranks = 1 if self.world is None else self.world.size
         self.progress.step(number, num_items * num_ranks, shown)
 
-    def _end_epoch(self, epoch: int, started: float) -> None:
+    def _end_epoch(self, epoch: int) -> None:
         state = self._state
         self._step.check()
         row: dict[str, float] = {"epoch": epoch, "step": state.step}
         sums = dict(zip(SUMS, state.sums.tolist(), strict=True))  # waits for the last steps, whose time counts too
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - self._epoch_began
         for name in ("elbo", "log_likelihood", "curvature", "kl"):
             row[name] = sums[name] / sums["items"] if sums["items"] else math.nan
         row["skipped"] = sums["skipped"]
@@ -207,7 +208,7 @@ class Loop:
             row |= {f"validation_{name}": value for name, value in scores.items()}
             self._judge(scores["nll"])
         row |= {"seconds": seconds, "memory_mb": _memory_mb(self.bnn.device)}
-        state.sums = _zero_sums(self.bnn.device)
+        state.sums, state.epoch_seconds = _zero_sums(self.bnn.device), 0.0
         self._history.epochs.append(row)
         if self.folder is not None:
             try:
@@ -277,6 +278,8 @@ class Loop:
         self._step.check()  # an unsound state is not worth keeping
         if self.folder is None:
             return
+        is_within = self._state.step % self.source.steps_per_epoch > 0
+        self._state.epoch_seconds = time.perf_counter() - self._epoch_began if is_within else 0.0
         tensors, document = to_tensors(self.bnn, self.optimizer, self.objective, self._state)
         try:
             documents = {"state": document, "model": describe(self.bnn)}
@@ -326,5 +329,9 @@ def describe_variances(bnn: BNN) -> dict[str, float]:
 def _memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource  # there is none on Windows
+    except ImportError:
+        return math.nan
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -33,6 +33,8 @@ class RunState:
     """whether the training ended early"""
     gradient_scale: GradientScale = field(default_factory=lambda: GradientScale(1.0))
     """of half precision"""
+    epoch_seconds: float = 0.0
+    """time that the present epoch has taken so far"""
 
 
 def to_tensors(
@@ -64,6 +66,7 @@ def to_tensors(
         "epochs_since_best": state.epochs_since_best,
         "stopped": state.stopped,
         "gradient_scale": dataclasses.asdict(state.gradient_scale),
+        "epoch_seconds": state.epoch_seconds,
         "num_calls": objective.num_calls,
         "last_step": objective.last_step,
         "optimizer": scalars,
@@ -102,6 +105,7 @@ def from_checkpoint(
             {name: tensor.to(bnn.device) for name, tensor in tensors["best"].items()},
             document["stopped"],
             GradientScale(**document["gradient_scale"]),
+            float(document.get("epoch_seconds", 0.0)),  # earlier versions kept none
         )
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(

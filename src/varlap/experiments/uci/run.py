@@ -245,7 +245,7 @@ def compute(table: TableData, run: TableRun) -> TableResult:
         seconds, failure = time.monotonic() - start, str(error)
     if any(not math.isfinite(value) for way in scores.values() for value in way.values()):
         scores, failure = {}, "a score is not finite"
-    return TableResult(run, scores, seconds, origin(), failure)
+    return TableResult(run, scores, seconds, origin("cpu"), failure)
 
 
 def choose_betas(recipe: TableRecipe, found: Sequence[TableResult]) -> dict[str, Tuned]:

@@ -1,0 +1,81 @@
+"""What a store has, found by spec or by another spec that is the same training."""
+
+import dataclasses
+from typing import final
+
+from varlap.experiments.spec import RunSpec
+from varlap.experiments.store import Result, Store
+
+SAME_RUN = "same_run_as"
+"""In the origin of a copy: the key of the run that was trained."""
+
+
+@final
+class KnownRuns:
+    """The results of a store, read once.
+
+    A run is the same training as another where they differ in nothing that their method uses, see `RunSpec.effective`;
+    one that was scored by linearised predictions too serves a spec that asks for none.
+
+    Args:
+        store: where results are.
+        again: whether runs that diverged count as not there.
+
+    >>> import tempfile
+    >>> store, by_map = Store(tempfile.mkdtemp()), RunSpec("digits", "map", 0.1)
+    >>> store.put(Result(by_map, {"mean": {"nll": 0.3}}, {}, {}, seconds=1.0))
+    >>> found = KnownRuns(store).find(RunSpec("digits", "map", 0.1, gradient="quiet"))
+    >>> found.spec.gradient, found.test["mean"]["nll"], found.origin[SAME_RUN] == by_map.key()
+    ('quiet', 0.3, True)
+    """
+
+    def __init__(self, store: Store, again: bool = False) -> None:
+        self._store, self._again = store, again
+        self._by_spec: dict[RunSpec, Result] = {}
+        self._by_training: dict[RunSpec, Result] = {}
+        self.results = list(store)
+        for result in filter(self._counts, self.results):
+            self.learn(result)
+
+    def learn(self, result: Result) -> None:
+        """Take in a result that has just been put into the store, also of a run that diverged again."""
+        self._by_spec[result.spec] = result
+        training = result.spec.effective()
+        if training not in self._by_training or self._by_training[training].failure is not None:
+            self._by_training[training] = result
+
+    def find(self, spec: RunSpec) -> Result | None:
+        """Return the result of a spec, or a copy of that of the same training, which is not in the store yet."""
+        if spec in self._by_spec:
+            return self._by_spec[spec]
+        training = spec.effective()
+        same = self._by_training.get(training) or self._by_training.get(dataclasses.replace(training, linearised=True))
+        return None if same is None else _copy(same, spec)
+
+    def find_now(self, spec: RunSpec) -> Result | None:
+        """Do the same, and see whether another process has finished the run meanwhile."""
+        if (found := self._store.get(spec)) is not None and self._counts(found):
+            self.learn(found)
+        return self.find(spec)
+
+    def keep(self, result: Result) -> Result:
+        """Put what was found into the store, if it is not there."""
+        if result.spec not in self._by_spec:
+            self._store.put(result)
+            self.learn(result)
+        return result
+
+    def _counts(self, result: Result) -> bool:
+        return result.failure is None or not self._again
+
+
+def _copy(result: Result, spec: RunSpec) -> Result:
+    """Return what a training by this spec would have left."""
+    origin = dict(result.origin) | {SAME_RUN: result.origin.get(SAME_RUN, result.spec.key())}
+    if spec.linearised == result.spec.linearised or spec.method == "vi":
+        return dataclasses.replace(result, spec=spec, origin=origin)
+    parts = {
+        part: {way: scores for way, scores in getattr(result, part).items() if way != "linearised"}
+        for part in ("test", "validation")
+    }
+    return dataclasses.replace(result, spec=spec, origin=origin, evaluation_seconds=None, **parts)
