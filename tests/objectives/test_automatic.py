@@ -130,6 +130,18 @@ def test_a_change_of_the_network_is_noticed(change: Callable[[Any], Any], graphs
         torch.testing.assert_close(changed.elbo, objective(bnn, *_batch(), step=1).elbo, rtol=0, atol=1e-10)
 
 
+def test_a_network_that_draws_numbers_is_not_compiled_on_the_cpu(caplog: pytest.LogCaptureFixture):
+    values = []
+    for compile_it in (False, True):
+        torch.manual_seed(0)
+        bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 3)).double())
+        objective = varlap.VL(500, curvature=Fisher(groups=2))
+        objective.compiled = compile_it
+        values.append(objective(bnn, *_batch(), step=0).loss)
+    assert "evaluations stay eager, since they cannot be compiled: the network draws numbers" in caplog.text
+    assert torch.equal(*values)
+
+
 def test_what_is_no_tensor_in_a_batch_is_noticed(graphs: list[Any]):
     class Scaled(nn.Linear):
         def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:

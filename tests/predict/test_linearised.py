@@ -93,6 +93,33 @@ class WithFunction(nn.Module):
         return self.last(self.function.apply(self.first(x)))
 
 
+class Scaled(nn.Module):
+    """With a weight that is a number, and one that is none at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.5))
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x):
+        return self.scale * self.layer(x) + self.nothing.sum()
+
+
+def test_a_weight_that_is_a_number_counts_in_closed_form_and_none_at_all_is_left_out():
+    torch.manual_seed(0)
+    bnn, x = varlap.BNN(Scaled().double(), "gaussian"), torch.randn(5, 4, dtype=torch.float64)
+    assert "nothing" not in bnn.log_sigma
+    plain = torch.cat([x, torch.ones(5, 1, dtype=torch.float64)], 1).square()
+    layer, scale = (bnn.log_sigma[name].exp().square() for name in ("layer.weight", "scale"))
+    bias = bnn.log_sigma["layer.bias"].exp().square()
+    of_layer = 1.5**2 * (plain @ torch.cat([layer, bias[:, None]], 1).T)
+    expected = of_layer + bnn.network.layer(x).square() * scale
+    found = bnn.predict(x, how="linearised", closed_form=True)
+    torch.testing.assert_close(found.epistemic_variance, expected.detach(), rtol=1e-10, atol=0)
+    varlap.laplace(bnn, (x.repeat(1000, 1), torch.zeros(5000, 3, dtype=torch.float64)))
+    assert bnn.predict(x, how="sampled").epistemic_variance is not None
+
+
 # -- draws ----------------------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from varlap.errors import CheckpointError, ConfigError, Interrupted, NonFiniteEr
 from varlap.objectives import compiled
 from varlap.training import TrainingStep, loop, run_folder
 from varlap.training.run_folder import newest
-from varlap.training.state import _lay_out_as_parameters
+from varlap.training.state import _give_back_types, _lay_out_as_parameters
 
 VOLATILE = {"seconds", "memory_mb"}
 SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 8, "lr": 1e-2, "progress": "none"}
@@ -806,6 +806,33 @@ def test_a_few_kills_leave_a_run_that_ends_with_the_same_bits():
 @pytest.fixture(autouse=True)
 def _logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+
+
+def test_a_carried_on_optimizer_keeps_the_precision_of_what_it_remembers():
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.NAdam([nn.Parameter(torch.ones(2, dtype=torch.float64))])
+
+    first, again = optimizer(), optimizer()
+    first.param_groups[0]["params"][0].sum().backward()
+    first.step()
+    saved = copy.deepcopy(first.state_dict())
+    again.load_state_dict(saved)
+    (own,) = again.state.values()
+    assert own["mu_product"].dtype == torch.float64  # torch's cast, which loses nothing but rounds otherwise from here
+    _give_back_types(again, saved["state"])
+    for name, value in saved["state"][0].items():
+        assert own[name].dtype == value.dtype
+        assert torch.equal(own[name], value)
+
+
+def test_training_works_whatever_the_default_type_is():
+    torch.set_default_dtype(torch.float64)
+    try:
+        bnn = varlap.BNN(nn.Linear(2, 3))
+        history = varlap.fit(bnn, varlap.VL(12), (torch.randn(12, 2), torch.arange(12) % 3), epochs=1, progress="none")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert history.epochs[0]["log_sigma_over_s_median"] == pytest.approx(-3.0, abs=0.1)
 
 
 def test_a_carried_on_optimizer_keeps_its_step_and_moments_on_the_device_they_were_loaded_to():

@@ -69,6 +69,7 @@ class Fisher:
         memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
             instead of the newest value in every k-th step with weight k: far less noise for a little staleness. An
             evaluation serves from the next step on (the first one at once), so that it can run beside its own step.
+            Each call of such a step evaluates and remembers, so its loss moves a little if it is called again.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from varlap import tree
+from varlap.errors import NetworkError
 from varlap.objectives.objective import Context, Objective
 from varlap.objectives.traced import (
     Around,
@@ -232,8 +233,17 @@ def _beside(device: torch.device) -> Any:
         main.wait_stream(side)
 
 
+def _draws_numbers(graph: torch.fx.GraphModule) -> bool:
+    return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
+
+
 def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     """Compile a graph of primitive operations by Inductor, without the detour through Dynamo."""
+    if not inputs[0].is_cuda and _draws_numbers(graph):
+        raise NetworkError(
+            "the network draws numbers, as dropout does, and what the compiler makes of several such passes on the CPU "
+            "is wrong"
+        )
     from torch._inductor import standalone_compile  # slow to import
 
     options = {"config_patches": OPTIONS} if inputs[0].is_cuda else None

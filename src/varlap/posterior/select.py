@@ -18,7 +18,7 @@ def select_weights(network: nn.Module, select: Select | None) -> list[Weight]:
     >>> [weight.name for weight in select_weights(network, "1.*")]
     ['1.weight', '1.bias']
     """
-    weights = list(weights_of(network))
+    weights = [weight for weight in weights_of(network) if weight.value.numel()]  # of no weights there is no posterior
     if select is None:
         chosen = [weight for weight in weights if weight.value.requires_grad]
     elif callable(select):

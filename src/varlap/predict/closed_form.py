@@ -127,7 +127,7 @@ def _covariances(bnn: BNN, x: Any, outputs: Tensor) -> Iterator[Tensor]:
         size = min(chunk, num_items - start)
         total = torch.zeros(size, num_outputs, num_outputs, dtype=dtype, device=outputs.device)
         for name, rows in _jacobians(bnn, part, size).items():
-            scaled = (rows.to(dtype) * sigma[name].to(dtype)).flatten(2)
+            scaled = (rows.to(dtype) * sigma[name].to(dtype)).reshape(size, num_outputs, -1)
             total += scaled @ scaled.mT
         yield total
 

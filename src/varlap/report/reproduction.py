@@ -18,20 +18,29 @@ from varlap.report.html import document, facts, listed, note, pictures, scrolled
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
 from varlap.report.sweep_glance import at_a_glance
 from varlap.report.sweep_notes import (
+    has_papers_scores,
     how_beta_was_chosen,
     how_it_was_timed,
     what_diverged,
     what_is_missing,
     which_multiplier,
 )
-from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways, table_of_multipliers, table_of_runs
+from varlap.report.sweep_tables import (
+    papers_times,
+    table_1,
+    table_2,
+    table_of_all_ways,
+    table_of_multipliers,
+    table_of_runs,
+)
 from varlap.report.sweeps import Sweep, sweeps
 from varlap.report.tables import Table, markdown_text
 
 TABLE_1 = "Table 1"
 TABLE_2 = "Table 2"
+TIMES = "Time per epoch"
 FIGURE_2_NUMBERS = "Figure 2 in numbers"
-NOTED = (TABLE_1, TABLE_2, FIGURE_2_NUMBERS)
+NOTED = (TABLE_1, TABLE_2, TIMES, FIGURE_2_NUMBERS)
 """the headings of the tables that cannot be understood without their notes"""
 _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
@@ -62,7 +71,8 @@ def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = No
     """Write what was read and grouped already; return the path of the page."""
     title = title or _title(parts)
     number = sum(len(_runs(part)) for part in parts)
-    lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`, beside the numbers of arXiv 2103.00222."
+    beside = ", beside the numbers of arXiv 2103.00222" if any(map(has_papers_scores, parts)) else ""
+    lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`{beside}."
     files: dict[str, bytes] = {}
     bodies, texts = [], []
     for part in parts:
@@ -141,7 +151,7 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             "between rows, no row is the best, and a row whose runs differ in them has no value.",
         )
     if (times := table_2(part)).rows:
-        found[TABLE_2] = times, how_it_was_timed(part)
+        found[TABLE_2 if papers_times(part) else TIMES] = times, how_it_was_timed(part)
     if (numbers := table_of_multipliers(part)) is not None:
         words = [
             f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's.",

@@ -23,14 +23,22 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     At the end of its grid, so that a value beyond might be better: VL at β 0.003.
     """
     chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    others = (_another_length, which_multiplier, _at_an_end, _unequal_seeds, what_is_missing)
+    others = (_papers_scores, which_multiplier, _at_an_end, _unequal_seeds, what_is_missing)
     return " ".join(filter(None, [chosen, *(say_fn(sweep) for say_fn in others)]))
 
 
-def _another_length(sweep: Sweep) -> str:
-    compared = sweep.is_the_papers and sweep.spec.data in paper_numbers("table-1")
+def has_papers_scores(sweep: Sweep) -> bool:
+    """Tell whether the paper's scores stand beside ours."""
+    return sweep.is_the_papers and sweep.spec.data in paper_numbers("table-1")
+
+
+def _papers_scores(sweep: Sweep) -> str:
+    """Say what may make the paper's scores others than ours."""
+    if not has_papers_scores(sweep):
+        return ""
+    words = "The paper's are the best values over its β, as its caption says"
     differs = sweep.spec.epochs != RunSpec.epochs  # the paper's, as all defaults are
-    return f"The paper's scores are after {RunSpec.epochs} epochs." if compared and differs else ""
+    return f"{words}, after {RunSpec.epochs} epochs." if differs else f"{words}."
 
 
 def which_multiplier(sweep: Sweep) -> str:
@@ -131,17 +139,14 @@ def _chosen_before(sweep: Sweep, line: FinalLine) -> str:
         )
     return (
         f"The β of {row} was chosen before, by the NLL of held-out images in {by}: {trials}.{others} No β here was "
-        "chosen by the test images; the paper's are the best values over its β, as its caption says."
+        "chosen by the test images."
     )
 
 
 def _chosen_here(sweep: Sweep) -> str:
     trials = {key: choice.num_trials for key, choice in sweep.choices().items()}
     if set(trials.values()) == {1}:
-        return (
-            "One β for each method, which no finished sweep of all of them has chosen. The paper's are the best values "
-            "over its β, as its caption says."
-        )
+        return "One β for each method, which no finished sweep of all of them has chosen."
     share = f"{sweep.spec.validation:.0%} of the training images"
     words = (
         f"β is chosen by the NLL of {share}, which were held out. Best on test is what choosing by the test images "
@@ -153,17 +158,19 @@ def _chosen_here(sweep: Sweep) -> str:
 
 
 def _at_an_end(sweep: Sweep) -> str:
-    named = []
-    for key, choice in sweep.choices().items():
+    at_an_end, of_variances = [], []
+    choices = sweep.choices()
+    for key, choice in choices.items():
         tried = choice.betas if sweep.final is None else sweep.final.sweep_betas.get(key[0], choice.betas)
         if len(tried) > 1 and choice.beta in (min(tried), max(tried)):
-            named.append(f"{NAMES[key]} at β {choice.beta:g}")
+            at_an_end.append(f"{NAMES[key]} at β {choice.beta:g}")
         scores = [run.test[key[1]] for run in choice.by_validation]
         betas = dict.fromkeys(each["laplace_beta"] for each in scores if variances_at_an_end(each))
-        named += [f"{NAMES[key]} at β {plain_number(beta)} of its variances" for beta in betas]
-    if not named:
-        return ""
-    return f"At the end of its grid, so that a value beyond might be better: {'; '.join(named)}."
+        of_variances += [f"{NAMES[key]} at β {plain_number(beta)} of its variances" for beta in betas]
+    if len(at_an_end) == len(choices) > 1:
+        at_an_end = ["every row"]
+    named = "; ".join([*at_an_end, *of_variances])
+    return f"At the end of its grid, so that a value beyond might be better: {named}." if named else ""
 
 
 def _unequal_seeds(sweep: Sweep) -> str:

@@ -316,7 +316,7 @@ def describe_variances(bnn: BNN) -> dict[str, float]:
     """
     logs = torch.cat([(sigma - bnn.prior_scale[name].log()).flatten().float() for name, sigma in bnn.log_sigma.items()])
     some = logs[:: max(1, len(logs) // 1_000_000)]  # quantiles of a million are good enough
-    low, middle, high = some.quantile(torch.tensor([0.05, 0.5, 0.95], device=logs.device)).tolist()
+    low, middle, high = some.quantile(some.new_tensor([0.05, 0.5, 0.95])).tolist()
     return {
         "log_sigma_over_s_q05": low,
         "log_sigma_over_s_median": middle,

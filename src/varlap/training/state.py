@@ -88,6 +88,7 @@ def from_checkpoint(
             entries.setdefault(int(index), {})[entry] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        _give_back_types(optimizer, entries)
         _lay_out_as_parameters(optimizer)
         remembered: dict[str, Any] = {name: {} for name in objective.running_means()}
         for name, total in tensors["objective"].items():
@@ -111,6 +112,16 @@ def from_checkpoint(
         raise CheckpointError(
             f"the checkpoint does not fit this network, objective or optimizer: {error}; choose another out"
         ) from error
+
+
+def _give_back_types(optimizer: torch.optim.Optimizer, entries: dict[int, dict[str, Any]]) -> None:
+    """Give what an optimizer remembers the precision that it had: torch casts it to that of the parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, saved in entries.items():
+        own = optimizer.state[parameters[index]]
+        for name, value in saved.items():
+            if isinstance(value, Tensor) and own[name].dtype != value.dtype:
+                own[name] = value.to(own[name].device)
 
 
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:

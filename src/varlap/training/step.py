@@ -36,7 +36,7 @@ class TrainingStep:
 
     On CUDA the whole step is traced to one graph of primitive operations, compiled, and replayed as a CUDA graph. What
     cannot be traced runs eagerly, and the log says so once. On the CPU steps are eager: small networks gain nothing
-    from the compiler there. Both ways draw the same numbers.
+    from the compiler there. Both ways draw the same numbers, but for dropout's in steps that renew a memory.
 
     A compiled step does not wait for the device, so labels are checked in the first batch only. Where its loss or a
     gradient is NaN or infinite, running statistics and memories stay as they were, and so do the weights if the
