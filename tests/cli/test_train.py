@@ -1,14 +1,18 @@
 """`varlap train` and `varlap bench`: one object with --json, one line and exit status 2 for a mistake."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from typer.testing import CliRunner
 
 import varlap
 from varlap.cli import app
+from varlap.experiments import TrainedRun
 from varlap.models import convnet
 
 QUICK = ["train", "digits", "--epochs", "2", "--batch-size", "256"]
@@ -45,6 +49,48 @@ def test_held_out_images_score_each_epoch(tmp_path: Path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]
     assert all(row["validation_nll"] > 0 for row in rows)
+
+
+class Begun(Exception):
+    """What a training would have begun with."""
+
+
+def _begun(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    def begin(bnn: Any, objective: Any, training: Any, **settings: Any):
+        raise Begun({"bnn": bnn, "objective": objective, "training": training, **settings})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["varlap.cli.train"], "fit", begin)
+        said = CliRunner().invoke(app, list(arguments))
+    assert isinstance(said.exception, Begun), said.output
+    return said.exception.args[0]
+
+
+def test_digits_are_shifted_by_a_pixel_over_black_and_never_mirrored(monkeypatch: pytest.MonkeyPatch):
+    augment = _begun(*QUICK, "--augment", monkeypatch=monkeypatch)["augment"]
+    digits = varlap.data.load("digits")
+    normalise = varlap.data.Normaliser.of(digits.train_images)
+    framed = F.pad(digits.test_images, (1, 1, 1, 1))  # 0 is black
+    shifted = torch.stack([normalise(framed[..., a : a + 8, b : b + 8]) for a in range(3) for b in range(3)])
+    found = augment(normalise(digits.test_images), torch.Generator().manual_seed(0))
+    distance = (found - shifted).abs().amax((2, 3, 4))
+    assert distance.amin(0).max() < 1e-5
+    assert set(distance.argmin(0).tolist()) == set(range(9))
+
+
+def test_a_result_says_whether_its_images_were_augmented(tmp_path: Path):
+    _run(*QUICK, "--model", "mlp", "--out", str(tmp_path / "plain"), "--quiet")
+    _run(*QUICK, "--model", "mlp", "--augment", "--out", str(tmp_path / "augmented"), "--quiet")
+    assert "augment" not in TrainedRun.open(tmp_path / "plain").spec()
+    assert TrainedRun.open(tmp_path / "augmented").spec()["augment"] is True
+    for name, augmented in (("plain", False), ("augmented", True)):
+        path = tmp_path / name / "result.json"
+        result = json.loads(path.read_text())
+        assert result.pop("augment") is augmented
+        path.write_text(json.dumps(result))  # as earlier versions wrote it
+        assert TrainedRun.open(tmp_path / name).spec().get("augment", False) is augmented
+    _run(*QUICK, "--model", "mlp", "--out", str(tmp_path / "plain"), "--quiet")  # the same run still
+    assert json.loads((tmp_path / "plain" / "result.json").read_text())["augment"] is False
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
-from varlap.data import crop_and_flip
 from varlap.experiments import ImageTask
+from varlap.experiments.augmentation import augmentation
 from varlap.files import finite, replace_file
 from varlap.metrics import evaluate
 from varlap.objectives import MAP, VI, VL, Objective, VLHessian
@@ -60,7 +60,7 @@ def train(
     batch_size: Annotated[int, typer.Option(help="images a step")] = 128,
     seed: Annotated[int, typer.Option(help="of weights, batches and drawn labels")] = 0,
     model: Annotated[Model, typer.Option(help="auto: a small convnet for digits, else PreactResNet-18")] = Model.auto,
-    augment: Annotated[bool, typer.Option(help="random crops and flips")] = False,
+    augment: Annotated[bool, typer.Option(help="random crops, and flips of data that have a left and a right")] = False,
     validation: Annotated[float, typer.Option(min=0, max=0.9, help="part of the training images to hold out")] = 0.0,
     patience: Annotated[
         int | None, typer.Option(help="stop after so many epochs without a better validation NLL; keep the best")
@@ -92,7 +92,7 @@ def train(
             objective,
             training,
             validation=task.held_out,
-            augment=crop_and_flip if augment else None,
+            augment=augmentation(task.images, task.normalise) if augment else None,
             out=out,
             label=label,
             progress="none" if quiet or as_json else "auto",
@@ -109,7 +109,8 @@ def train(
             laplace(bnn, training, beta=beta)
         scores = evaluate(bnn, task.test)
     # With what the task tells, `varlap evaluate` makes data and network again.
-    result = label | {"beta": beta, "epochs": len(history.epochs), "test": scores} | task.describe()
+    told = {"beta": beta, "epochs": len(history.epochs), "augment": augment, "test": scores}
+    result = label | told | task.describe()
     result["seconds"] = sum(row["seconds"] for row in history.epochs)
     if current_rank():
         return

@@ -79,8 +79,12 @@ class TrainedRun:
     def spec(self) -> dict[str, Any]:
         """Return what decided the run: the words of `varlap train`."""
         path = self.folder / "spec.json"
-        settings = _read(path).get("settings", {}) if path.is_file() else {}
+        written = _read(path) if path.is_file() else {}
+        settings = written.get("settings", {})
         told = {name: self.result[name] for name in NEEDED if name != "normaliser"}
+        # Older results do not say it, but their specs name the function.
+        if self.result.get("augment", written.get("data", {}).get("augment") is not None):
+            told["augment"] = True
         return told | {name: settings[name] for name in SHOWN_SETTINGS if name in settings}
 
 
