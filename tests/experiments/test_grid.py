@@ -91,6 +91,8 @@ def test_the_papers_numbers_are_all_there():
         ({"optimizer": "SGD", "momentum": 1}, "momentum = 1 must be at least 0 and below 1; 0.9 is usual"),
         ({"warmup": -0.1}, "warmup = -0.1 must be the part of the training over which the learning rate rises"),
         ({"beta_warmup": 1.0}, "beta_warmup = 1.0 must be the part of the training over which β rises, such as 0.3"),
+        ({"width": 16, "model": "mlp"}, "width = 16 is PreactResNet-18's, and mlp has none; leave it out"),
+        ({"width": 16, "model": "convnet"}, "width = 16 is PreactResNet-18's, and convnet has none; leave it out"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': did you mean 'SGD'?"),
         ({"recipe": "../x"}, "becomes part of a file's name"),
     ],
@@ -98,6 +100,18 @@ def test_the_papers_numbers_are_all_there():
 def test_a_mistake_in_a_spec_is_named(settings: dict, message: str):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace("..", r"\.\.")):
         RunSpec.of({"data": "digits", "method": "vl", "beta": 0.1} | settings)
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are not part of a source distribution")
+def test_every_committed_result_is_read_and_lies_under_its_key():
+    folders = [folder for folder in RESULTS.iterdir() if Store.is_one(folder)]
+    results = [(folder, result) for folder in folders for result in Store(folder)]
+    assert len(results) > 100
+    for folder, result in results:
+        assert (folder / f"{result.spec.key()}.json").is_file(), result.spec
 
 
 def test_every_method_of_a_table_has_as_many_trials():

@@ -20,6 +20,8 @@ Curvature = Literal["exact", "default"]
 Gradient = Literal["held", "quiet", "whole"]
 Variances = Literal["learnt", "closed-form"]
 
+USUAL_WIDTH = 64
+
 _BELOW_ONE = {
     "momentum": "at least 0 and below 1; 0.9 is usual",
     "beta_warmup": "the part of the training over which β rises, such as 0.3",
@@ -59,8 +61,8 @@ class RunSpec:
     recipe: str = "paper"
     """what the settings below are called together"""
     model: Model = "preact-resnet-18"
-    width: int = 64
-    """channels of the first stage"""
+    width: int = USUAL_WIDTH
+    """channels of PreactResNet-18's first stage"""
     epochs: int = 200
     lr: float = 1e-4
     schedule: Schedule = "milestones"
@@ -127,6 +129,8 @@ class RunSpec:
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if self.momentum and self.optimizer != "SGD":
             raise ConfigError(f"momentum = {self.momentum:g} is SGD's; set optimizer = 'SGD' too")
+        if self.width != USUAL_WIDTH and self.model != "preact-resnet-18":
+            raise ConfigError(f"width = {self.width} is PreactResNet-18's, and {self.model} has none; leave it out")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RunSpec":
