@@ -70,7 +70,7 @@ class RunSpec:
     optimizer: Optimizer = "Adam"
     """of the means; with SGD log σ learns by Adam, `log_sigma_lr_multiplier` times as fast as its usual 1e-3"""
     momentum: float = 0.0
-    """of SGD, Nesterov's"""
+    """of SGD, Nesterov's, which has to be given there; other optimizers have none"""
     warmup: float = 0.0
     """part of the training over which the learning rate rises from zero"""
     clip_norm: float | None = None
@@ -129,6 +129,8 @@ class RunSpec:
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if self.momentum and self.optimizer != "SGD":
             raise ConfigError(f"momentum = {self.momentum:g} is SGD's; set optimizer = 'SGD' too")
+        if self.optimizer == "SGD" and not self.momentum:  # which `fit` would take 0.9 for
+            raise ConfigError("optimizer = 'SGD' without momentum; set momentum too; 0.9 is usual")
         if self.width != USUAL_WIDTH and self.model != "preact-resnet-18":
             raise ConfigError(f"width = {self.width} is PreactResNet-18's, and {self.model} has none; leave it out")
 
