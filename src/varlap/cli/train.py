@@ -87,6 +87,7 @@ def train(
         label = {"data": data, "method": method.value, "model": task.chosen_model, "validation": validation}
         training = task.training
         objective = OBJECTIVES[method](len(training[1]), beta=beta, seed=seed)
+        usual_lr = 1e-3 if task.chosen_model == "preact-resnet-18" else 3e-3
         history = fit(
             bnn,
             objective,
@@ -98,7 +99,7 @@ def train(
             progress="none" if quiet or as_json else "auto",
             epochs=epochs,
             batch_size=batch_size,
-            lr=lr or (1e-3 if task.chosen_model == "preact-resnet-18" else 3e-3),
+            lr=usual_lr if lr is None else lr,
             seed=seed,
             precision=precision,
             patience=patience,
