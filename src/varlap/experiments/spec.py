@@ -14,7 +14,7 @@ from varlap.errors import ConfigError, did_you_mean
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
 Optimizer = Literal["Adam", "SGD"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
 Curvature = Literal["exact", "default"]
 Gradient = Literal["held", "quiet", "whole"]

@@ -52,7 +52,8 @@ class TrainedRun:
     def task(self) -> ImageTask:
         """Its data, as it was normalised and split."""
         try:
-            return ImageTask.described(self.result)
+            held_out_seed = self.result.get("held_out_seed", self.result["seed"])
+            return ImageTask.described(self.result | {"seed": held_out_seed})
         except (TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"{self.folder}/result.json is damaged ({error}); train again") from error
 
@@ -85,7 +86,8 @@ class TrainedRun:
         # Older results do not say it, but their specs name the function.
         if self.result.get("augment", written.get("data", {}).get("augment") is not None):
             told["augment"] = True
-        return told | {name: settings[name] for name in SHOWN_SETTINGS if name in settings}
+        of_the_recipe = self.result.get("spec", {})
+        return of_the_recipe | told | {name: settings[name] for name in SHOWN_SETTINGS if name in settings}
 
 
 def _not_finished(folder: Path) -> str:
