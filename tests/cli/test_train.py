@@ -37,6 +37,8 @@ def test_a_run_leaves_a_model_and_a_result_and_is_not_made_twice(tmp_path: Path)
     first = json.loads(_run(*QUICK, "--out", str(out), "--json"))
     again = json.loads(_run(*QUICK, "--out", str(out), "--json"))
     assert first == again == json.loads((out / "result.json").read_text())
+    here = varlap.experiments.origin()
+    assert first["origin"] == here | {"date": first["origin"]["date"], "device": "cpu", "num_threads": 1}
     bnn = varlap.load(out / "model", convnet(image_size=8))
     digits = varlap.data.load("digits")
     normalise = varlap.data.Normaliser.of(digits.train_images)
@@ -49,6 +51,19 @@ def test_held_out_images_score_each_epoch(tmp_path: Path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]
     assert all(row["validation_nll"] > 0 for row in rows)
+
+
+def test_a_result_is_json_and_keeps_the_origin_of_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["varlap.cli.train"], "evaluate", lambda *_: {"nll": float("nan"), "accuracy": 0.1})
+    command = [*QUICK, "--model", "mlp", "--quiet", "--out", str(tmp_path)]
+    _run(*command)
+    path = tmp_path / "result.json"
+    result = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert result["test"] == {"nll": None, "accuracy": 0.1}
+    elsewhere = result["origin"] | {"hardware": "a GPU", "device": "cuda:0"}
+    path.write_text(json.dumps(result | {"origin": elsewhere}))
+    _run(*command)  # which trains nothing
+    assert json.loads(path.read_text())["origin"] == elsewhere
 
 
 class Begun(Exception):

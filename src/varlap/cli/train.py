@@ -1,10 +1,12 @@
 """`varlap train`: train a network on a data set, and carry the run on by the same command."""
 
+import contextlib
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
@@ -13,12 +15,15 @@ from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.reproduce import Recipe
 from varlap.cli.training import Method, by_options, by_recipe
 from varlap.errors import ConfigError
+from varlap.experiments import origin
 from varlap.experiments.augmentation import augmentation
 from varlap.files import finite, replace_file
 from varlap.metrics import evaluate
 from varlap.posthoc import laplace
 from varlap.streams import current_rank
 from varlap.training import fit
+
+RESULT = "result.json"
 
 
 class Model(StrEnum):
@@ -115,15 +120,24 @@ def train(
     # With what the task tells, `varlap evaluate` makes data and network again.
     named = {"data": data, "method": method.value, "beta": beta, "epochs": len(history.epochs)}
     result = named | {"augment": made.augment, "test": scores} | task.describe() | made.told
+    result["origin"] = _origin(chosen, out)
     result["seconds"] = sum(row["seconds"] for row in history.epochs)
     if current_rank():
         return
     if out is not None:
         if not (out / "model").exists():
             bnn.save(out / "model")
-        replace_file(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+        replace_file(out / RESULT, (json.dumps(finite(result), indent=1, allow_nan=False) + "\n").encode())
     if as_json:
         typer.echo(json.dumps(finite(result)))
     else:
         listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         Console().print(f"{data}, {method.value}: test {listed}")
+
+
+def _origin(device: torch.device, out: Path | None) -> dict[str, Any] | None:
+    """Return where the training ran; a run that was finished before is only scored here, and keeps what it says."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if out is not None:
+            return json.loads((out / RESULT).read_text()).get("origin")
+    return origin() | {"device": str(device), "num_threads": torch.get_num_threads()}
