@@ -32,6 +32,17 @@ def test_every_method_trains_and_prints_one_object(method: str):
     assert {"nll", "accuracy", "top5_accuracy", "brier", "ece", "aurc"} <= set(result["test"])
 
 
+def test_laplace_saves_its_variances(tmp_path: Path):
+    command = [*QUICK, "--model", "mlp", "--beta", "0.5", "--quiet"]
+    for method in ("map", "laplace"):
+        _run(*command, "--method", method, "--out", str(tmp_path / method))
+    saved, expected = (TrainedRun.open(tmp_path / method).bnn() for method in ("laplace", "map"))
+    varlap.laplace(expected, TrainedRun.open(tmp_path / "map").task.training, beta=0.5)
+    assert saved.log_sigma.keys() == expected.log_sigma.keys()
+    for name, value in expected.log_sigma.items():
+        torch.testing.assert_close(saved.log_sigma[name], value)
+
+
 def test_a_run_leaves_a_model_and_a_result_and_is_not_made_twice(tmp_path: Path):
     out = tmp_path / "run"
     first = json.loads(_run(*QUICK, "--out", str(out), "--json"))
