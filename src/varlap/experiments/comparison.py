@@ -176,7 +176,7 @@ def folder_name(name: str) -> str:
     """Return a method's name as that of a folder.
 
     >>> folder_name("MAP with a temperature"), folder_name("VL(H)")
-    ('map-scaled', 'vl-h')
+    ('map-with-a-temperature', 'vl-h')
     """
     words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
     return "-".join(words)
