@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from varlap.cli import app
-from varlap.errors import Interrupted
+from varlap.errors import Interrupted, NonFiniteError
 from varlap.experiments import Evaluated, ImageTask, comparison
 
 NAMES = ["MAP", "MAP with a temperature", "Laplace", "VI", "VL", "VL, linearised"]
@@ -118,3 +118,39 @@ def test_held_out_images_choose_beta(monkeypatch: pytest.MonkeyPatch):
     assert found.spec["beta"] == linearised.spec["beta"] == 0.01
     assert told[-1].startswith("VL: held-out images choose β = 0.01, mean (NLL ")
     assert found.spec["temperature"] == 1.0
+
+
+def test_a_beta_that_diverges_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+    train = comparison.fit
+
+    def diverging(bnn, objective, *data, **settings):
+        if objective.beta in diverged:
+            raise NonFiniteError("step 3: the loss is NaN")
+        return train(bnn, objective, *data, **settings)
+
+    monkeypatch.setattr(comparison, "fit", diverging)
+    monkeypatch.setattr(comparison, "BETAS", (0.01, 0.03))
+    monkeypatch.setattr(comparison, "OBJECTIVES", {"VL": comparison.OBJECTIVES["VL"]})
+    both = comparison.Comparison(ImageTask("digits", "mlp", validation=0.2), epochs=1)
+    told: list[str] = []
+    diverged = {0.01}
+    assert [found.spec["beta"] for found in both.run(tell=told.append)] == [0.03, 0.03]
+    assert "VL, β = 0.01 diverged: step 3: the loss is NaN" in told
+    diverged = {0.01, 0.03}
+    with pytest.raises(NonFiniteError, match=r"VL diverged for every β of \(0.01, 0.03\); try a smaller learning rate"):
+        next(both.run())
+
+
+def test_a_way_of_predicting_that_gives_no_numbers_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+    score = comparison.evaluate
+
+    def scored(bnn, data, *, how, **options):
+        if how == "mean":
+            raise NonFiniteError("the outputs hold NaN")
+        return score(bnn, data, how=how, **options)
+
+    monkeypatch.setattr(comparison, "evaluate", scored)
+    monkeypatch.setattr(comparison, "BETAS", (0.01,))
+    monkeypatch.setattr(comparison, "OBJECTIVES", {"VL": comparison.OBJECTIVES["VL"]})
+    found = next(comparison.Comparison(ImageTask("digits", "mlp", validation=0.2), epochs=1).run())
+    assert found.spec["how"] == "sampled"

@@ -96,6 +96,21 @@ def test_a_temperature_of_held_out_images_is_reported_beside_the_unscaled_scores
     assert temperature != pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore::varlap.errors.VarlapWarning")
+def test_another_question_leaves_earlier_evaluations_as_they_are(run: Path):
+    sampled = [[], ["--num-samples", "5"], ["--num-samples", "20"], ["--num-samples", "5", "--seed", "1"]]
+    asked = [["--how", "sampled", *more] for more in sampled]
+    asked += [["--how", "linearised", "--num-samples", "10"], [], ["--num-samples", "3"]]
+    said = [json.loads(_run("evaluate", str(run), *options, "--json")) for options in asked]
+    names = ["sampled", "sampled-5-samples", "sampled-20-samples", "sampled-5-samples-seed-1"]
+    names += ["linearised-10-samples", "mean", "mean"]  # which has no samples
+    assert [Path(one["folder"]).name for one in said] == names
+    for one in said:
+        assert Evaluated.read(one["folder"]).scores == one["scores"]
+    again = json.loads(_run("evaluate", str(run), "--how", "sampled", "--num-samples", "10", "--json"))
+    assert Path(again["folder"]).name == "sampled"  # the default, said
+
+
 def test_people_get_a_table_and_pictures(run: Path):
     said = _run("evaluate", str(run), "--ood", "letters", "--bootstrap", "5")
     (kept,) = Evaluated.read_all(run)

@@ -1,14 +1,18 @@
 """`varlap train` and `varlap bench`: one object with --json, one line and exit status 2 for a mistake."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from typer.testing import CliRunner
 
 import varlap
 from varlap.cli import app
+from varlap.experiments import TrainedRun
 from varlap.models import convnet
 
 QUICK = ["train", "digits", "--epochs", "2", "--batch-size", "256"]
@@ -28,11 +32,24 @@ def test_every_method_trains_and_prints_one_object(method: str):
     assert {"nll", "accuracy", "top5_accuracy", "brier", "ece", "aurc"} <= set(result["test"])
 
 
+def test_laplace_saves_its_variances(tmp_path: Path):
+    command = [*QUICK, "--model", "mlp", "--beta", "0.5", "--quiet"]
+    for method in ("map", "laplace"):
+        _run(*command, "--method", method, "--out", str(tmp_path / method))
+    saved, expected = (TrainedRun.open(tmp_path / method).bnn() for method in ("laplace", "map"))
+    varlap.laplace(expected, TrainedRun.open(tmp_path / "map").task.training, beta=0.5)
+    assert saved.log_sigma.keys() == expected.log_sigma.keys()
+    for name, value in expected.log_sigma.items():
+        torch.testing.assert_close(saved.log_sigma[name], value)
+
+
 def test_a_run_leaves_a_model_and_a_result_and_is_not_made_twice(tmp_path: Path):
     out = tmp_path / "run"
     first = json.loads(_run(*QUICK, "--out", str(out), "--json"))
     again = json.loads(_run(*QUICK, "--out", str(out), "--json"))
     assert first == again == json.loads((out / "result.json").read_text())
+    here = varlap.experiments.origin()
+    assert first["origin"] == here | {"date": first["origin"]["date"], "device": "cpu", "num_threads": 1}
     bnn = varlap.load(out / "model", convnet(image_size=8))
     digits = varlap.data.load("digits")
     normalise = varlap.data.Normaliser.of(digits.train_images)
@@ -47,11 +64,67 @@ def test_held_out_images_score_each_epoch(tmp_path: Path):
     assert all(row["validation_nll"] > 0 for row in rows)
 
 
+def test_a_result_is_json_and_keeps_the_origin_of_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["varlap.cli.train"], "evaluate", lambda *_: {"nll": float("nan"), "accuracy": 0.1})
+    command = [*QUICK, "--model", "mlp", "--quiet", "--out", str(tmp_path)]
+    _run(*command)
+    path = tmp_path / "result.json"
+    result = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert result["test"] == {"nll": None, "accuracy": 0.1}
+    elsewhere = result["origin"] | {"hardware": "a GPU", "device": "cuda:0"}
+    path.write_text(json.dumps(result | {"origin": elsewhere}))
+    _run(*command)  # which trains nothing
+    assert json.loads(path.read_text())["origin"] == elsewhere
+
+
+class Begun(Exception):
+    """What a training would have begun with."""
+
+
+def _begun(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    def begin(bnn: Any, objective: Any, training: Any, **settings: Any):
+        raise Begun({"bnn": bnn, "objective": objective, "training": training, **settings})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["varlap.cli.train"], "fit", begin)
+        said = CliRunner().invoke(app, list(arguments))
+    assert isinstance(said.exception, Begun), said.output
+    return said.exception.args[0]
+
+
+def test_digits_are_shifted_by_a_pixel_over_black_and_never_mirrored(monkeypatch: pytest.MonkeyPatch):
+    augment = _begun(*QUICK, "--augment", monkeypatch=monkeypatch)["augment"]
+    digits = varlap.data.load("digits")
+    normalise = varlap.data.Normaliser.of(digits.train_images)
+    framed = F.pad(digits.test_images, (1, 1, 1, 1))  # 0 is black
+    shifted = torch.stack([normalise(framed[..., a : a + 8, b : b + 8]) for a in range(3) for b in range(3)])
+    found = augment(normalise(digits.test_images), torch.Generator().manual_seed(0))
+    distance = (found - shifted).abs().amax((2, 3, 4))
+    assert distance.amin(0).max() < 1e-5
+    assert set(distance.argmin(0).tolist()) == set(range(9))
+
+
+def test_a_result_says_whether_its_images_were_augmented(tmp_path: Path):
+    _run(*QUICK, "--model", "mlp", "--out", str(tmp_path / "plain"), "--quiet")
+    _run(*QUICK, "--model", "mlp", "--augment", "--out", str(tmp_path / "augmented"), "--quiet")
+    assert "augment" not in TrainedRun.open(tmp_path / "plain").spec()
+    assert TrainedRun.open(tmp_path / "augmented").spec()["augment"] is True
+    for name, augmented in (("plain", False), ("augmented", True)):
+        path = tmp_path / name / "result.json"
+        result = json.loads(path.read_text())
+        assert result.pop("augment") is augmented
+        path.write_text(json.dumps(result))  # as earlier versions wrote it
+        assert TrainedRun.open(tmp_path / name).spec().get("augment", False) is augmented
+    _run(*QUICK, "--model", "mlp", "--out", str(tmp_path / "plain"), "--quiet")  # the same run still
+    assert json.loads((tmp_path / "plain" / "result.json").read_text())["augment"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train", "digit"], "Did you mean 'digits'"),
         ([*QUICK, "--beta", "-1"], "beta=-1.0) must be finite and not negative"),
+        ([*QUICK, "--lr", "0"], "fit(lr=0.0) must be positive and finite"),
         ([*QUICK, "--precision", "fp8"], "choose 'fp32', 'bf16' or 'fp16'"),
         ([*QUICK, "--patience", "3"], "need validation data"),
         (["bench", "step", "--model", "vgg"], "unknown model 'vgg'; choose one of preact-resnet-18, convnet, mlp"),

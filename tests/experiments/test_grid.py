@@ -43,11 +43,12 @@ def test_every_setting_that_is_not_the_default_is_in_the_key():
     others = {"seed": 1, "recipe": "x", "model": "mlp", "width": 32, "epochs": 3, "lr": 0.1, "schedule": "cosine"}
     others |= {"batch_size": 1, "log_sigma_lr_multiplier": 1, "curvature": "default", "prior_scale": 1.0}
     others |= {"augment": False, "validation": 0.2, "num_train": 9, "precision": "fp32", "linearised": False}
-    others |= {"optimizer": "Adam", "momentum": 0.9, "warmup": 0.1, "clip_norm": 1.0}
+    others |= {"optimizer": "Adam", "momentum": 0.8, "warmup": 0.1, "clip_norm": 1.0}
     others |= {"gradient": "whole", "variances": "closed-form", "beta_warmup": 0.1}
-    spec = RunSpec("digits", "vl", 0.1, optimizer="SGD")
+    spec = RunSpec("digits", "vl", 0.1, optimizer="SGD", momentum=0.9)
     assert set(others) == {field.name for field in dataclasses.fields(spec)} - {"data", "method", "beta"}
-    changed = [dataclasses.replace(spec, **{name: value}) for name, value in others.items()]
+    other = [{name: value} | ({"momentum": 0.0} if name == "optimizer" else {}) for name, value in others.items()]
+    changed = [dataclasses.replace(spec, **settings) for settings in other]
     assert len({one.key() for one in [spec, *changed]}) == 1 + len(others)
 
 
@@ -91,6 +92,9 @@ def test_the_papers_numbers_are_all_there():
         ({"optimizer": "SGD", "momentum": 1}, "momentum = 1 must be at least 0 and below 1; 0.9 is usual"),
         ({"warmup": -0.1}, "warmup = -0.1 must be the part of the training over which the learning rate rises"),
         ({"beta_warmup": 1.0}, "beta_warmup = 1.0 must be the part of the training over which β rises, such as 0.3"),
+        ({"optimizer": "SGD"}, "optimizer = 'SGD' without momentum; set momentum too; 0.9 is usual"),
+        ({"width": 16, "model": "mlp"}, "width = 16 is PreactResNet-18's, and mlp has none; leave it out"),
+        ({"width": 16, "model": "convnet"}, "width = 16 is PreactResNet-18's, and convnet has none; leave it out"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': did you mean 'SGD'?"),
         ({"recipe": "../x"}, "becomes part of a file's name"),
     ],
@@ -98,6 +102,18 @@ def test_the_papers_numbers_are_all_there():
 def test_a_mistake_in_a_spec_is_named(settings: dict, message: str):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace("..", r"\.\.")):
         RunSpec.of({"data": "digits", "method": "vl", "beta": 0.1} | settings)
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are not part of a source distribution")
+def test_every_committed_result_is_read_and_lies_under_its_key():
+    folders = [folder for folder in RESULTS.iterdir() if Store.is_one(folder)]
+    results = [(folder, result) for folder in folders for result in Store(folder)]
+    assert len(results) > 100
+    for folder, result in results:
+        assert (folder / f"{result.spec.key()}.json").is_file(), result.spec
 
 
 def test_every_method_of_a_table_has_as_many_trials():

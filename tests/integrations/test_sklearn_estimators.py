@@ -364,6 +364,13 @@ def test_an_unknown_way_to_predict_is_refused_before_the_training(kind):
         kind(how="linear").fit([[0.0], [1.0]], [0, 1])
 
 
+@pytest.mark.parametrize("kind", [varlap.VLClassifier, varlap.VLRegressor])
+@pytest.mark.parametrize("name", ["epochs", "batch_size", "lr"])
+def test_zero_is_refused_and_not_taken_for_the_default(kind, name):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\({name}=0\) must be positive; None chooses by the size"):
+        kind(**{name: 0}).fit([[0.0], [1.0]], [0, 1])
+
+
 def test_one_hidden_layer_may_be_given_by_its_size():
     model = varlap.VLClassifier(7, epochs=1).fit([[0.0], [1.0]], [0, 1])
     assert [layer.out_features for layer in model.network_.modules() if isinstance(layer, nn.Linear)] == [7, 2]

@@ -1,6 +1,7 @@
 """`varlap evaluate`: score a finished run, and keep the predictions."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,9 @@ from varlap.experiments import Evaluated, TrainedRun, assess, draw_figures
 from varlap.files import finite
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature
+from varlap.predict.dispatch import DEFAULT_LINEARISED, DEFAULT_SAMPLES
+
+USUAL_SAMPLES = {"mean": None, "sampled": DEFAULT_SAMPLES, "linearised": DEFAULT_LINEARISED}
 
 
 class How(StrEnum):
@@ -44,6 +48,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Score a finished run on its test images; scores and predictions go to RUN/evaluations.
+
+    Their folder there is named by what was asked, such as sampled-20-samples; the same question replaces its answer.
 
     Example: varlap evaluate runs/digits --how linearised --ood letters
     """
@@ -103,14 +109,30 @@ def _temperature(bnn: BNN, run: TrainedRun, options: dict[str, Any]) -> float:
 
 
 def _write(found: Evaluated, run: Path) -> Path:
-    name = found.spec["how"] + ("" if found.spec["temperature"] == 1.0 else "-scaled")
-    name += "" if found.spec["ood"] is None else f"-{found.spec['ood']}"  # scores against other images stay
-    folder = run / "evaluations" / name
+    folder = run / "evaluations" / _name(found.spec)
     try:
         found.write(folder)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}") from error
     return folder
+
+
+def _name(spec: Mapping[str, Any]) -> str:
+    """Name an evaluation by what was asked where that is not the default, so that others stay.
+
+    Intervals are no part of it: with them the same evaluation says more.
+
+    >>> spec = {"how": "sampled", "num_samples": 10, "predict_seed": 0, "temperature": 1.0, "ood": None}
+    >>> _name(spec), _name(spec | {"num_samples": 20, "predict_seed": 1, "ood": "letters"})
+    ('sampled', 'sampled-20-samples-seed-1-letters')
+    """
+    asked = {
+        f"{spec['num_samples']}-samples": spec["num_samples"] != USUAL_SAMPLES[spec["how"]],
+        f"seed-{spec['predict_seed']}": spec["predict_seed"] != 0,
+        "scaled": spec["temperature"] != 1.0,
+        str(spec["ood"]): spec["ood"] is not None,
+    }
+    return "-".join([spec["how"], *(word for word, is_said in asked.items() if is_said)])
 
 
 def _object(found: list[Evaluated], folders: list[Path]) -> dict[str, Any]:

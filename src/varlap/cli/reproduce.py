@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from varlap.cli.dry_run import show_plan
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
+from varlap.cli.settings import setting_of
 from varlap.cli.stopping import page_if_stopped
 from varlap.errors import ConfigError, MissingExtraError, did_you_mean
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
@@ -172,31 +172,12 @@ def _changes(
         options["linearised"] = "--linearised" if linearised else "--no-linearised", linearised
     changes = {name: value for name, (_, value) in options.items()}
     for pair in settings or []:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair}: give NAME=VALUE, such as --set batch_size=64")
-        if name == "recipe":
-            raise ConfigError(f"--set {pair}: a recipe is a set of settings; choose it by --recipe {text}")
+        name, value = setting_of(pair)
         if name in changes:
             other = options[name][0] if name in options else f"another --set {name}"
             raise ConfigError(f"--set {pair} and {other} are about the same setting; give one of them")
-        changes[name] = _value(pair, text)
+        changes[name] = value
     return changes
-
-
-def _value(pair: str, text: str) -> Any:
-    """Read a value as TOML does; what is no value there is a word, and "none" is no value at all."""
-    if text == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        if text[:1] not in ("[", "{"):
-            return text
-    kind, example = ("list", "['map', 'vl']") if text[0] == "[" else ("table", "{map = [0.1], vl = [0.01]}")
-    closed = all(text.count(left) == text.count(right) for left, right in ("[]", "{}"))
-    why = f"write it as in {example}" if closed else "a bracket is not closed"
-    raise ConfigError(f"--set {pair} cannot be read as a {kind}: {why}")
 
 
 def _check_budget(budget: float | None) -> None:

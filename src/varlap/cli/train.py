@@ -1,10 +1,10 @@
 """`varlap train`: train a network on a data set, and carry the run on by the same command."""
 
+import contextlib
 import json
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -12,34 +12,18 @@ from rich.console import Console
 
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
-from varlap.data import crop_and_flip
-from varlap.experiments import ImageTask
+from varlap.cli.reproduce import Recipe
+from varlap.cli.training import Method, by_options, by_recipe
+from varlap.errors import ConfigError
+from varlap.experiments import origin
+from varlap.experiments.augmentation import augmentation
 from varlap.files import finite, replace_file
 from varlap.metrics import evaluate
-from varlap.objectives import MAP, VI, VL, Objective, VLHessian
-from varlap.posterior import BNN
 from varlap.posthoc import laplace
 from varlap.streams import current_rank
 from varlap.training import fit
 
-
-class Method(StrEnum):
-    """How to train."""
-
-    map = "map"
-    vi = "vi"
-    vl = "vl"
-    vl_hessian = "vl-hessian"
-    laplace = "laplace"
-
-
-OBJECTIVES: dict[Method, Callable[..., Objective]] = {
-    Method.map: MAP,
-    Method.vi: VI,
-    Method.vl: VL,
-    Method.vl_hessian: VLHessian,
-    Method.laplace: MAP,  # and variances at its end
-}
+RESULT = "result.json"
 
 
 class Model(StrEnum):
@@ -55,17 +39,38 @@ def train(
     data: Annotated[str, typer.Argument(help="digits, fashion_mnist, mnist, cifar10, cifar100, svhn")],
     method: Annotated[Method, typer.Option(help="how to train")] = Method.vl,
     beta: Annotated[float, typer.Option(help="tempering of the KL: 1 is Bayes")] = 0.01,
-    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images")] = 40,
-    lr: Annotated[float | None, typer.Option(help="of the means; 1e-3 for PreactResNet-18, else 3e-3")] = None,
-    batch_size: Annotated[int, typer.Option(help="images a step")] = 128,
+    recipe: Annotated[
+        Recipe | None,
+        typer.Option(help="train as varlap reproduce does: by the paper's settings, ours by Adam, or ours by SGD"),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="with --recipe, any other setting of a run: NAME=VALUE; may be repeated"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="passes over the training images; 40, with --recipe 200")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="of the means; 1e-3 for PreactResNet-18, else 3e-3, or the recipe's")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="images a step; 128, or the recipe's")] = None,
     seed: Annotated[int, typer.Option(help="of weights, batches and drawn labels")] = 0,
     model: Annotated[Model, typer.Option(help="auto: a small convnet for digits, else PreactResNet-18")] = Model.auto,
-    augment: Annotated[bool, typer.Option(help="random crops and flips")] = False,
-    validation: Annotated[float, typer.Option(min=0, max=0.9, help="part of the training images to hold out")] = 0.0,
+    augment: Annotated[
+        bool | None,
+        typer.Option(
+            "--augment/--no-augment",
+            help="random crops, and flips of data that have a left and a right; with --recipe the default",
+        ),
+    ] = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.9, help="part of the training images to hold out; none, with --recipe 0.1"),
+    ] = None,
     patience: Annotated[
         int | None, typer.Option(help="stop after so many epochs without a better validation NLL; keep the best")
     ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; fp32, with --recipe bf16 on a GPU")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     save_every: Annotated[int | None, typer.Option(help="steps between checkpoints, besides one each epoch")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder; the same command again carries it on")] = None,
@@ -76,49 +81,63 @@ def train(
 
     With --out the run can be stopped at any moment, and the same command carries it on; varlap evaluate then scores it.
 
+    With --recipe it trains what varlap reproduce would, and everything else that is given changes the recipe.
+
     Example: varlap train digits --method vl --beta 0.01 --epochs 20 --out runs/digits
+
+    Example: varlap train cifar10 --recipe sgd --beta 0.01 --set warmup=0.1 --out runs/cifar10
     """
     log_to_stderr(quiet=True)  # the progress shows where a run is carried on
     with user_mistakes():
         chosen = choose_device(device)
-        task = ImageTask(data, model.value, validation, seed)
-        torch.manual_seed(seed)
-        bnn = BNN(task.network().to(chosen))
-        label = {"data": data, "method": method.value, "model": task.chosen_model, "validation": validation}
-        training = task.training
-        objective = OBJECTIVES[method](len(training[1]), beta=beta, seed=seed)
+        given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "augment": augment, "validation": validation}
+        given |= {"precision": precision, "model": None if model is Model.auto else model.value}
+        given = {name: value for name, value in given.items() if value is not None}
+        if recipe is not None:
+            made = by_recipe(recipe.value, data, method, beta, seed, given, settings or [], chosen)
+        elif settings:
+            raise ConfigError(f"--set {settings[0]} changes a setting of a recipe; give --recipe too, such as sgd")
+        else:
+            made = by_options(data, method, beta, seed, given)
+        task, bnn, training = made.task, made.bnn.to(chosen), made.task.training
         history = fit(
             bnn,
-            objective,
+            made.objective,
             training,
             validation=task.held_out,
-            augment=crop_and_flip if augment else None,
+            augment=augmentation(task.images, task.normalise) if made.augment else None,
             out=out,
-            label=label,
+            label=made.label,
             progress="none" if quiet or as_json else "auto",
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr or (1e-3 if task.chosen_model == "preact-resnet-18" else 3e-3),
-            seed=seed,
-            precision=precision,
             patience=patience,
             keep="last" if patience is None else "best",
             save_every=save_every,
+            **made.settings,
         )
         if method is Method.laplace:
             laplace(bnn, training, beta=beta)
         scores = evaluate(bnn, task.test)
     # With what the task tells, `varlap evaluate` makes data and network again.
-    result = label | {"beta": beta, "epochs": len(history.epochs), "test": scores} | task.describe()
+    named = {"data": data, "method": method.value, "beta": beta, "epochs": len(history.epochs)}
+    result = named | {"augment": made.augment, "test": scores} | task.describe() | made.told
+    result["origin"] = _origin(chosen, out)
     result["seconds"] = sum(row["seconds"] for row in history.epochs)
     if current_rank():
         return
     if out is not None:
         if not (out / "model").exists():
             bnn.save(out / "model")
-        replace_file(out / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+        replace_file(out / RESULT, (json.dumps(finite(result), indent=1, allow_nan=False) + "\n").encode())
     if as_json:
         typer.echo(json.dumps(finite(result)))
     else:
         listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         Console().print(f"{data}, {method.value}: test {listed}")
+
+
+def _origin(device: torch.device, out: Path | None) -> dict[str, Any] | None:
+    """Return where the training ran; a run that was finished before is only scored here, and keeps what it says."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if out is not None:
+            return json.loads((out / RESULT).read_text()).get("origin")
+    return origin() | {"device": str(device), "num_threads": torch.get_num_threads()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from varlap.curvature import fisher_diagonal
-from varlap.errors import ConfigError, VarlapWarning
+from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.assessment import assess, draw_figures
 from varlap.experiments.evaluation import Evaluated
 from varlap.experiments.image_task import ImageTask
@@ -101,7 +101,10 @@ class Comparison:
             yield self._assessed(bnn, "Laplace", spec, took, how="linearised"), bnn, fisher
 
     def _best(self, method: str, tell: Tell) -> tuple[BNN, float, How, float]:
-        """Train for each β; return the network of the best held-out NLL, its β, its way and how long it trained."""
+        """Train for each β; return the network of the best held-out NLL, its β, its way and how long it trained.
+
+        A β that diverges is passed over, and so is a way of predicting that gives no numbers.
+        """
         best: tuple[float, BNN, float, How, float] | None = None
         num_data = len(self.task.training[1])
         for beta in BETAS:
@@ -110,22 +113,27 @@ class Comparison:
                 torch.manual_seed(self.task.seed)  # all methods start from the same weights
                 bnn = BNN(self.task.network())
             start = time.monotonic()
-            fit(
-                bnn,
-                OBJECTIVES[method](num_data, beta=beta, seed=self.task.seed),
-                self.task.training,
-                epochs=self.epochs,
-                lr=self.lr,
-                batch_size=self.batch_size,
-                seed=self.task.seed,
-                progress=self.progress,
-            )
+            try:
+                fit(
+                    bnn,
+                    OBJECTIVES[method](num_data, beta=beta, seed=self.task.seed),
+                    self.task.training,
+                    epochs=self.epochs,
+                    lr=self.lr,
+                    batch_size=self.batch_size,
+                    seed=self.task.seed,
+                    progress=self.progress,
+                )
+            except NonFiniteError as error:
+                tell(f"{method}, β = {beta:g} diverged: {error}")
+                continue
             seconds = time.monotonic() - start
             for how in WAYS[method]:
                 nll = self._held_out_nll(bnn, how)
-                if best is None or nll < best[0] or math.isnan(best[0]):
+                if nll < (math.inf if best is None else best[0]):
                     best = nll, bnn, beta, how, seconds
-        assert best is not None
+        if best is None:
+            raise NonFiniteError(f"{method} diverged for every β of {BETAS}; try a smaller learning rate")
         tell(f"{method}: held-out images choose β = {best[2]:g}, {best[3]} (NLL {best[0]:.3f})")
         return best[1:]
 
@@ -138,7 +146,11 @@ class Comparison:
     def _held_out_nll(self, bnn: BNN, how: How) -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
-            return evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
+            try:
+                nll = evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
+            except NonFiniteError:
+                return math.inf
+        return nll if math.isfinite(nll) else math.inf  # which, unlike NaN, is never the least
 
     def _assessed(
         self, bnn: BNN, name: str, spec: dict[str, Any], seconds: float, how: How = "mean", temperature: float = 1.0
@@ -164,7 +176,7 @@ def folder_name(name: str) -> str:
     """Return a method's name as that of a folder.
 
     >>> folder_name("MAP with a temperature"), folder_name("VL(H)")
-    ('map-scaled', 'vl-h')
+    ('map-with-a-temperature', 'vl-h')
     """
     words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
     return "-".join(words)

@@ -1,8 +1,6 @@
 """One run of an experiment, from data to result; a run that was stopped is carried on."""
 
 import contextlib
-import dataclasses
-import functools
 import logging
 import math
 import os
@@ -14,17 +12,14 @@ from typing import Any, BinaryIO
 
 import torch
 
-from varlap.curvature import DEFAULT, Fisher
 from varlap.experiments.augmentation import augmentation
 from varlap.experiments.evaluation import origin
-from varlap.experiments.image_task import ImageTask
 from varlap.experiments.outside import partner
-from varlap.experiments.spec import WARMUP_OF_CLOSED_FORM, RunSpec
+from varlap.experiments.spec import RunSpec
 from varlap.experiments.store import Result, Store
+from varlap.experiments.training_setup import network_of, objective_of, settings_of, task_of
 from varlap.experiments.ways import evaluate_ways
 from varlap.files import locked
-from varlap.objectives import MAP, VI, VL, Objective
-from varlap.posterior import BNN, OneScalePrior
 from varlap.training import fit
 from varlap.training.records import Records
 
@@ -34,7 +29,6 @@ RUNNING = "running"
 """The folder in a store in which unfinished runs keep their checkpoints."""
 SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
 NUM_VALIDATIONS = 50  # of a long training: more would tell no more
-USUAL_BATCH = 128  # whose curvature the library's default is about
 KEPT = (
     *("epoch", "elbo", "log_likelihood", "curvature", "kl", "lr", "log_sigma_over_s_median", "sigma_over_s_max"),
     *("share_at_prior", "validation_nll", "validation_accuracy", "validation_ece", "seconds", "memory_mb"),
@@ -75,12 +69,12 @@ def run(
     if known is not None and not (again and known.failure is not None):
         return known
     began = clock()
-    task = _task(spec.data, spec.model, spec.validation, spec.num_train, spec.width)
-    bnn = _network(spec, task).to(device)
+    task = task_of(spec)
+    bnn = network_of(spec, task).to(device)
     folder = store.folder / RUNNING / spec.key()
     history = fit(
         bnn,
-        _objective(spec, len(task.training[1])),
+        objective_of(spec, len(task.training[1])),
         task.training,
         validation=task.held_out,
         augment=augmentation(task.images, task.normalise) if spec.augment else None,
@@ -88,17 +82,7 @@ def run(
         label=spec.stated(),
         progress=progress,
         time_limit_s=None if time_limit_s is None else time_limit_s - (clock() - began),
-        epochs=spec.epochs,
-        batch_size=spec.batch_size,
-        lr=spec.lr,
-        schedule=spec.schedule,
-        optimizer=spec.optimizer,
-        momentum=spec.momentum,
-        warmup_epochs=spec.warmup * spec.epochs,
-        clip_norm=spec.clip_norm,
-        log_sigma_lr_multiplier=spec.log_sigma_lr_multiplier,
-        precision=spec.precision,
-        seed=spec.seed,
+        **settings_of(spec),
         validate_every=math.ceil(spec.epochs / NUM_VALIDATIONS),
         save_pause_s=SAVE_PAUSE_S,
     )
@@ -188,42 +172,6 @@ def _held(path: Path) -> BinaryIO | None:
                 unless_held.pop_all()
                 return file
         # Its holder has just deleted the file or the empty folder, and another one may hold what replaced it.
-
-
-@functools.lru_cache(maxsize=1)  # the runs of a grid share their data, and it takes a while to read
-def _task(data: str, model: str, validation: float, num_train: int | None, width: int) -> ImageTask:
-    """Return the task of a run. The same images are held out whatever the run's seed is, so that runs compare."""
-    return ImageTask(data, model, validation, seed=0, num_train=num_train, width=width)
-
-
-def _network(spec: RunSpec, task: ImageTask) -> BNN:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)  # all methods start from the same weights
-        network = task.network()
-    return BNN(network, prior=None if spec.prior_scale is None else OneScalePrior(spec.prior_scale))
-
-
-def _objective(spec: RunSpec, num_data: int) -> Objective:
-    usual = WARMUP_OF_CLOSED_FORM if (spec.method, spec.variances) == ("vl", "closed-form") else 0.0
-    rising = usual if spec.beta_warmup is None else spec.beta_warmup
-    num_steps = spec.epochs * math.ceil(num_data / spec.batch_size)
-    told: dict[str, Any] = {"seed": spec.seed, "beta_warmup_steps": round(rising * num_steps)}
-    if spec.method == "vl":
-        return VL(num_data, spec.beta, curvature=_curvature(spec), variances=spec.variances, **told)
-    kind = {"map": MAP, "vi": VI}[spec.method]
-    return kind(num_data, spec.beta, **told)
-
-
-def _curvature(spec: RunSpec) -> Fisher:
-    """Return the paper's curvature, or the library's: of a sixteenth of the images, whatever the batch size is.
-
-    More at a time would hardly be more precise: S ḡ² has the noise of one squared gradient, whatever S is.
-    """
-    if spec.curvature == "exact":
-        return Fisher(gradient=spec.gradient)
-    most = round(DEFAULT.every / DEFAULT.fraction)  # steps, of which then one is evaluated as a whole
-    every = min(most, max(1, round(DEFAULT.every * USUAL_BATCH / spec.batch_size)))
-    return dataclasses.replace(DEFAULT, every=every, fraction=every / most, gradient=spec.gradient)
 
 
 def _kept(row: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from varlap.errors import ConfigError, did_you_mean
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
 Optimizer = Literal["Adam", "SGD"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
 Curvature = Literal["exact", "default"]
 Gradient = Literal["held", "quiet", "whole"]
@@ -22,6 +22,8 @@ Variances = Literal["learnt", "closed-form"]
 
 WARMUP_OF_CLOSED_FORM = 0.3
 """Part of the training over which β rises, without which σ in closed form jumps to its prior's."""
+USUAL_WIDTH = 64
+
 _BELOW_ONE = {
     "momentum": "at least 0 and below 1; 0.9 is usual",
     "beta_warmup": "the part of the training over which β rises, such as 0.3",
@@ -61,8 +63,8 @@ class RunSpec:
     recipe: str = "paper"
     """name of the recipe; a label only"""
     model: Model = "preact-resnet-18"
-    width: int = 64
-    """channels of the first stage"""
+    width: int = USUAL_WIDTH
+    """channels of PreactResNet-18's first stage"""
     epochs: int = 200
     lr: float = 1e-4
     schedule: Schedule = "milestones"
@@ -70,7 +72,7 @@ class RunSpec:
     optimizer: Optimizer = "Adam"
     """of the means; with SGD log σ learns by Adam, `log_sigma_lr_multiplier` times as fast as its usual 1e-3"""
     momentum: float = 0.0
-    """of SGD, Nesterov's"""
+    """of SGD, Nesterov's, which has to be given there; other optimizers have none"""
     warmup: float = 0.0
     """part of the training over which the learning rate rises from zero"""
     clip_norm: float | None = None
@@ -130,6 +132,10 @@ class RunSpec:
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if self.momentum and self.optimizer != "SGD":
             raise ConfigError(f"momentum = {self.momentum:g} is SGD's; set optimizer = 'SGD' too")
+        if self.optimizer == "SGD" and not self.momentum:  # which `fit` would take 0.9 for
+            raise ConfigError("optimizer = 'SGD' without momentum; set momentum too; 0.9 is usual")
+        if self.width != USUAL_WIDTH and self.model != "preact-resnet-18":
+            raise ConfigError(f"width = {self.width} is PreactResNet-18's, and {self.model} has none; leave it out")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "RunSpec":
@@ -159,6 +165,17 @@ class RunSpec:
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {name: value for name, (value, default) in values.items() if name in _ALWAYS or value != default}
 
+    @property
+    def beta_rise(self) -> float:
+        """The part of the training over which β rises: `beta_warmup`, or where that is None what it stands for."""
+        if self.beta_warmup is not None:
+            return self.beta_warmup
+        return WARMUP_OF_CLOSED_FORM if self._sets_variances else 0.0
+
+    @property
+    def _sets_variances(self) -> bool:
+        return (self.method, self.variances) == ("vl", "closed-form")
+
     def effective(self) -> "RunSpec":
         """Return the spec with what its method does not use at the defaults: if two are equal, so are the trainings.
 
@@ -169,17 +186,14 @@ class RunSpec:
         (True, False)
         """
         usual = {field.name: field.default for field in dataclasses.fields(RunSpec)}
-        closed_form = (self.method, self.variances) == ("vl", "closed-form")
         unused = ["recipe"]
         if self.method != "vl":
             unused += ["curvature", "gradient", "variances"]
-        if self.method == "map" or closed_form:  # no log σ is learnt
+        if self.method == "map" or self._sets_variances:  # no log σ is learnt
             unused.append("log_sigma_lr_multiplier")
         if self.method == "vi" or not self.validation:  # held-out images choose the variances
             unused.append("linearised")
-        usual_warmup = WARMUP_OF_CLOSED_FORM if closed_form else 0.0
-        warmup = usual_warmup if self.beta_warmup is None else self.beta_warmup
-        return dataclasses.replace(self, beta_warmup=warmup, **{name: usual[name] for name in unused})
+        return dataclasses.replace(self, beta_warmup=self.beta_rise, **{name: usual[name] for name in unused})
 
     def key(self) -> str:
         """Return a name for the result: readable, and different for every different spec.

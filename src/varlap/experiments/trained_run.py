@@ -52,7 +52,8 @@ class TrainedRun:
     def task(self) -> ImageTask:
         """Its data, as it was normalised and split."""
         try:
-            return ImageTask.described(self.result)
+            held_out_seed = self.result.get("held_out_seed", self.result["seed"])
+            return ImageTask.described(self.result | {"seed": held_out_seed})
         except (TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"{self.folder}/result.json is damaged ({error}); train again") from error
 
@@ -79,9 +80,14 @@ class TrainedRun:
     def spec(self) -> dict[str, Any]:
         """Return what decided the run: the words of `varlap train`."""
         path = self.folder / "spec.json"
-        settings = _read(path).get("settings", {}) if path.is_file() else {}
+        written = _read(path) if path.is_file() else {}
+        settings = written.get("settings", {})
         told = {name: self.result[name] for name in NEEDED if name != "normaliser"}
-        return told | {name: settings[name] for name in SHOWN_SETTINGS if name in settings}
+        # Older results do not say it, but their specs name the function.
+        if self.result.get("augment", written.get("data", {}).get("augment") is not None):
+            told["augment"] = True
+        of_the_recipe = self.result.get("spec", {})
+        return of_the_recipe | told | {name: settings[name] for name in SHOWN_SETTINGS if name in settings}
 
 
 def _not_finished(folder: Path) -> str:

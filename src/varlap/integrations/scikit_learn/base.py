@@ -147,6 +147,12 @@ class VLEstimator(BaseEstimator, ABC):
         """Refuse settings that a fit would come upon late."""
         if self.how is not None and self.how not in WAYS:
             raise ConfigError(f"{type(self).__name__}(how={self.how!r}): {did_you_mean(self.how, WAYS)}")
+        for name in ("epochs", "batch_size", "lr"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Real) and float(value) > 0):
+                raise ConfigError(
+                    f"{type(self).__name__}({name}={value!r}) must be positive; None chooses by the size of the table"
+                )
 
     def _forget(self) -> None:
         """Drop what an earlier fit has learnt of the targets."""

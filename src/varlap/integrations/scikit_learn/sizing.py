@@ -132,14 +132,14 @@ def plan(
     128
     """
     whole = small and (batch_size is None or batch_size >= num_rows)
-    size = num_rows if whole else batch_size or defaults.batch_size
+    size = num_rows if whole else defaults.batch_size if batch_size is None else batch_size
     steps_per_epoch = math.ceil(num_rows / size)
-    passes = epochs or max(1, round(num_steps(num_data) / steps_per_epoch))
+    passes = max(1, round(num_steps(num_data) / steps_per_epoch)) if epochs is None else epochs
     double = whole and not device.startswith("mps")  # which has no double precision
     return Plan(
         batch_size=size,
         epochs=passes,
-        lr=lr or (defaults.lr if whole else LR_OF_BATCHES),
+        lr=(defaults.lr if whole else LR_OF_BATCHES) if lr is None else lr,
         warmup_steps=round(defaults.warmup * passes * steps_per_epoch),
         noise_epochs=math.ceil(passes / 2),
         curvature=EXACT if whole else DEFAULT,
