@@ -574,8 +574,8 @@ def test_a_training_leaves_time_for_its_evaluation_and_for_what_was_loaded_befor
         limits.append(time_limit_s)
         raise OutOfTime(3, saved=True)
 
-    original = importlib.import_module("varlap.experiments.run")._task
-    monkeypatch.setattr("varlap.experiments.run._task", load_slowly)
+    original = importlib.import_module("varlap.experiments.run").task_of
+    monkeypatch.setattr("varlap.experiments.run.task_of", load_slowly)
     monkeypatch.setattr("varlap.experiments.run.fit", out_of_time)
     assert run_grid([QUICK], store, budget_s=100.0, clock=lambda: now[0]).left == [QUICK]
     assert limits == [limit_s - 7.0]

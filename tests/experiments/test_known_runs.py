@@ -12,11 +12,11 @@ from varlap.experiments.known_runs import SAME_RUN, KnownRuns
 from varlap.experiments.run import run
 
 SPEC = RunSpec("digits", "vl", 0.1, model="mlp", epochs=2, precision="fp32", lr=3e-3, num_train=100, batch_size=50)
-BY_SGD = dataclasses.replace(SPEC, optimizer="SGD", clip_norm=1.0)
+BY_SGD = dataclasses.replace(SPEC, optimizer="SGD", momentum=0.9, clip_norm=1.0)
 CLOSED = {"variances": "closed-form"}
 OTHERS: dict[str, Any] = {
-    **{"data": "mnist", "beta": 0.2, "seed": 1, "recipe": "x", "model": "convnet", "width": 32, "epochs": 3, "lr": 0.1},
-    **{"schedule": "cosine", "optimizer": "Adam", "momentum": 0.9, "warmup": 0.1, "clip_norm": 2.0, "batch_size": 25},
+    **{"data": "mnist", "beta": 0.2, "seed": 1, "recipe": "x", "model": "convnet", "width": 64, "epochs": 3, "lr": 0.1},
+    **{"schedule": "cosine", "optimizer": "Adam", "momentum": 0.8, "warmup": 0.1, "clip_norm": 2.0, "batch_size": 25},
     **{"log_sigma_lr_multiplier": 1.0, "curvature": "default", "gradient": "quiet", "variances": "closed-form"},
     **{"beta_warmup": 0.5, "prior_scale": 1.0, "augment": False, "validation": 0.2, "num_train": 50},
     **{"precision": "bf16", "linearised": False},
@@ -41,7 +41,10 @@ def test_specs_are_one_training_where_they_differ_in_nothing_that_their_method_u
     settings, unused = UNUSED[which]
     spec = dataclasses.replace(BY_SGD, method=which.split()[0], **settings)
     assert set(OTHERS) == {field.name for field in dataclasses.fields(spec)} - {"method"}
-    changed = {name: dataclasses.replace(spec, **{name: value}) for name, value in OTHERS.items() if name != "momentum"}
+    without = {"optimizer": {"momentum": 0.0}}  # which Adam has none of
+    changed = {
+        name: dataclasses.replace(spec, **{name: value, **without.get(name, {})}) for name, value in OTHERS.items()
+    }
     changed = {name: one for name, one in changed.items() if one != spec}
     assert {name for name, one in changed.items() if one.effective() == spec.effective()} == unused
     different = {one.effective() for name, one in changed.items() if name not in unused}

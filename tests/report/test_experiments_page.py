@@ -13,7 +13,7 @@ from varlap.experiments import Store
 from varlap.experiments.choice import Choice, choose
 from varlap.experiments.final_line import recorded
 from varlap.experiments.grid import paper_numbers
-from varlap.experiments.ways import PAPERS
+from varlap.experiments.ways import PAPERS, Way
 from varlap.report.sweeps import Sweep, sweeps
 
 ROOT = Path(__file__).parents[2]
@@ -284,6 +284,9 @@ CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "MAP": ("map", {}),
     "MAP, β for its scaled predictions": ("map", {}),
     "MAP, β rises over the first 30 %": ("map", {"beta_warmup": 0.3}),
+    "VI, mean network": ("vi", {}),
+    "VI, 10 samples": ("vi", {}),
+    "VI, 10 samples, β rises over the first 30 %": ("vi", {"beta_warmup": 0.3}),
     "VL as it comes": ("vl", {}),
     "VL, whole gradient": ("vl", {"gradient": "whole"}),
     "VL, β rises over the first 30 %": ("vl", {"beta_warmup": 0.3}),
@@ -305,9 +308,14 @@ def _chosen(name: str) -> Choice:
     }
     wanted = {"method": method, **usual, **settings}
     own = [r for r in Store(ROOT / "results" / "choices") if {n: getattr(r.spec, n) for n in wanted} == wanted]
-    choice = choose(own, "scaled" if "scaled" in name else "mean")
+    choice = choose(own, "scaled" if "scaled" in name else _way(name))
     assert choice is not None
     return choice
+
+
+def _way(name: str) -> Way:
+    """Return the way of predicting that the scores of a row are by."""
+    return "sampled" if "10 samples" in name else "mean"
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -318,9 +326,30 @@ def test_a_choice_in_small_is_what_the_results_say(name: str):
     choice = _chosen(name)
     assert choice.beta == beta
     assert len(choice.by_validation) == seeds
-    told = {("mean", "nll"): nll, ("mean", "accuracy"): accuracy / 100, ("mean", "ece"): ece, ("scaled", "nll"): scaled}
+    way = _way(name)
+    told = {(way, "nll"): nll, (way, "accuracy"): accuracy / 100, (way, "ece"): ece, ("scaled", "nll"): scaled}
     for (way, score), number in told.items():
         assert number == pytest.approx(statistics.fmean(r.test[way][score] for r in choice.by_validation), abs=5.1e-4)
+
+
+def test_what_the_page_says_of_vi_in_small_is_so():
+    told = re.search(
+        r"VL at its best is ([\d.]+) ahead of these \(([\d.]+), ([\d.]+) and ([\d.]+) for the three seeds\)\. Against "
+        r"VI with a temperature it is ([\d.]+) behind, and with one of its own ([\d.]+) ahead",
+        STUDIES,
+    )
+    assert told is not None
+    best, vi = (
+        sorted(_chosen(name).by_validation, key=lambda run: run.spec.seed)
+        for name in ("VL, variances in closed form, β rises", "VI, 10 samples")
+    )
+
+    def leads(ours: Way, theirs: Way) -> list[float]:
+        return [b.test[theirs]["nll"] - a.test[ours]["nll"] for a, b in zip(best, vi, strict=True)]
+
+    by_samples, behind, ahead = leads("mean", "sampled"), leads("mean", "scaled"), leads("scaled", "scaled")
+    numbers = [statistics.fmean(by_samples), *by_samples, -statistics.fmean(behind), statistics.fmean(ahead)]
+    assert list(told.groups()) == [f"{number:.3f}" for number in numbers]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
