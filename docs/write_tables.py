@@ -4,18 +4,21 @@
 on README.md and the pages of this folder. A test holds that this changes nothing.
 """
 
+import ast
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from varlap.experiments import Result
+from varlap.experiments import Result, RunSpec
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key
 from varlap.report.reproduction import read_sweeps
 from varlap.report.sweeps import Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
+SPEC = ROOT / "src" / "varlap" / "experiments" / "spec.py"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MARKED = re.compile(
     r"(?P<begin>^(?P<indent> *)<!-- table: (?P<name>[^\n]*) -->\n).*?(?P<end>^ *<!-- end of table -->$)", re.M | re.S
@@ -136,11 +139,31 @@ def early_stopping(data: str) -> list[str]:
     ]
 
 
+def settings() -> list[str]:
+    """The settings of a run with their defaults, from the words in the code."""
+    (spec,) = (node for node in ast.parse(SPEC.read_text()).body if isinstance(node, ast.ClassDef))
+    words = {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(spec.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    rows = []
+    for field in dataclasses.fields(RunSpec):
+        default = "" if field.default is dataclasses.MISSING else f"`{_as_typed(field.default)}`"
+        rows.append(_row(f"`{field.name}`", default, " ".join(words.get(field.name, "").split())))
+    return [*_head("setting", "default", "meaning"), *rows]
+
+
+def _as_typed(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 TABLES: dict[str, Callable[..., list[str]]] = {
     "ways": ways,
     "long-trainings": long_trainings,
     "studies": studies,
     "early-stopping": early_stopping,
+    "settings": settings,
 }
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from varlap.experiments import Store
 from varlap.experiments.choice import Choice, choose
 from varlap.experiments.final_line import recorded
-from varlap.experiments.grid import paper_numbers
+from varlap.experiments.grid import expand, paper_numbers
 from varlap.experiments.ways import PAPERS, Way
 from varlap.report.sweeps import Sweep, sweeps
 
@@ -56,6 +57,11 @@ def test_a_table_that_differs_from_the_results_would_be_found():
     page = PAGES["docs/experiments"].read_text()
     assert "| **0.174** |" in page
     assert write_tables.with_tables(page.replace("| **0.174** |", "| 0.175 |")) == page
+
+
+def test_the_pages_own_experiment_is_one():
+    text = re.findall(r"```toml\n(.*?)```", PAGES["docs/experiments"].read_text(), flags=re.DOTALL)
+    assert [len(expand(tomllib.loads(each), {})) for each in text] == [12]
 
 
 def test_every_sweep_of_the_results_has_its_table():

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, warn
+from varlap.experiments.spec import USUAL_WIDTH
 
 
 def choose_device(wanted: str | None) -> torch.device:
@@ -27,3 +28,12 @@ def choose_device(wanted: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {wanted} cannot be used here; try cpu ({str(error).splitlines()[0]})") from error
     return device
+
+
+def warn_if_slow(device: torch.device, model: str, width: int, instead: str) -> None:
+    """Say before hours of silence that a network is too large for a CPU."""
+    if device.type == "cpu" and model == "preact-resnet-18" and width >= USUAL_WIDTH:
+        warn(
+            "PreactResNet-18 takes seconds a step on a CPU, and a long training days; for a first look take a smaller "
+            f"network: {instead}"
+        )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from varlap.cli.device import choose_device
+from varlap.cli.device import choose_device, warn_if_slow
 from varlap.cli.dry_run import show_plan
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import show_parts
@@ -118,6 +118,9 @@ def reproduce(
             told = {"experiment": experiment.name, "out": str(store.folder)}
             show_plan(plan(specs, store, device=chosen_device, again=again), told, as_json)
             return
+        if pending := [spec for spec in specs if store.get(spec) is None]:
+            smaller = "--set width=8 --set num_train=5000 --epochs 20"
+            warn_if_slow(chosen_device, pending[0].model, pending[0].width, smaller)
         if choice is not None:
             record(choice.lines, store)
             for line in choice.chosen:

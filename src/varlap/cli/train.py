@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,13 +11,14 @@ import torch
 import typer
 from rich.console import Console
 
-from varlap.cli.device import choose_device
+from varlap.cli.device import choose_device, warn_if_slow
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.reproduce import Recipe
 from varlap.cli.training import Method, by_options, by_recipe
 from varlap.errors import ConfigError
 from varlap.experiments import origin
 from varlap.experiments.augmentation import augmentation
+from varlap.experiments.spec import USUAL_WIDTH
 from varlap.files import finite, replace_file
 from varlap.metrics import evaluate
 from varlap.posthoc import laplace
@@ -99,6 +101,7 @@ def train(
             raise ConfigError(f"--set {settings[0]} changes a setting of a recipe; give --recipe too, such as sgd")
         else:
             made = by_options(data, method, beta, seed, given)
+        warn_if_slow(chosen, made.label["model"], made.label.get("width", USUAL_WIDTH), "--model convnet")
         task, bnn, training = made.task, made.bnn.to(chosen), made.task.training
         history = fit(
             bnn,
@@ -133,6 +136,8 @@ def train(
     else:
         listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         Console().print(f"{data}, {method.value}: test {listed}")
+        if out is not None:
+            Console().print(f"varlap evaluate {shlex.quote(str(out))} scores it in other ways", highlight=False)
 
 
 def _origin(device: torch.device, out: Path | None) -> dict[str, Any] | None:
@@ -140,4 +145,4 @@ def _origin(device: torch.device, out: Path | None) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if out is not None:
             return json.loads((out / RESULT).read_text()).get("origin")
-    return origin() | {"device": str(device), "num_threads": torch.get_num_threads()}
+    return origin(device) | {"device": str(device), "num_threads": torch.get_num_threads()}

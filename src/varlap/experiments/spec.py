@@ -56,6 +56,7 @@ class RunSpec:
     data: str
     """digits, fashion_mnist, mnist, cifar10, cifar100 or svhn"""
     method: Method
+    """map, vi or vl"""
     beta: float
     """tempering of the KL; for MAP of the prior's quadratic part"""
     seed: int = 0
@@ -63,10 +64,13 @@ class RunSpec:
     recipe: str = "paper"
     """name of the recipe; a label only"""
     model: Model = "preact-resnet-18"
+    """preact-resnet-18, the paper's; convnet, a small one; mlp"""
     width: int = USUAL_WIDTH
     """channels of PreactResNet-18's first stage"""
     epochs: int = 200
+    """passes over the training images; the schedule scales with them"""
     lr: float = 1e-4
+    """learning rate of the means"""
     schedule: Schedule = "milestones"
     """'milestones': ÷ 10 after half and after three quarters of the training; 'cosine': to zero"""
     optimizer: Optimizer = "Adam"
@@ -78,7 +82,9 @@ class RunSpec:
     clip_norm: float | None = None
     """the largest norm that all gradients may have together"""
     batch_size: int = 128
+    """images a step"""
     log_sigma_lr_multiplier: float = 10.0
+    """how much faster log σ learns than the means"""
     curvature: Curvature = "exact"
     """of VL. 'exact': of all images (the paper); 'default': of a sixteenth of them, whatever the batch size is"""
     gradient: Gradient = "held"
@@ -97,6 +103,7 @@ class RunSpec:
     num_train: int | None = None
     """use only so many training images"""
     precision: Precision = "bf16"
+    """fp32, bf16 or fp16: of the network's computations; weights are in single precision"""
     linearised: bool = True
     """whether MAP and VL are scored by linearised predictions too, which takes as long as a few epochs"""
 

@@ -44,14 +44,20 @@ VALIDATION_SCORES = ("nll", "accuracy", "ece", "rmse")  # cheap ones, each epoch
 class History:
     """What happened: the settings, and a row for each epoch.
 
-    >>> History(FitSettings(epochs=1)).epochs
-    []
+    >>> History(FitSettings(epochs=2), [{"elbo": -0.5}])
+    History(1 of 2 epochs, elbo -0.5000)
     """
 
     settings: FitSettings
     epochs: list[dict[str, float]] = field(default_factory=list)
     """elbo, log_likelihood, curvature and kl, averaged over the epoch's items, learning rates, the distribution of
     log(σ/s), the share of weights at their prior, steps that were skipped, seconds and memory; validation scores"""
+
+    def __repr__(self) -> str:
+        last = self.epochs[-1] if self.epochs else {}
+        shown = ("elbo", "validation_nll", "validation_accuracy")
+        told = "".join(f", {name} {last[name]:.4f}" for name in shown if name in last)
+        return f"History({len(self.epochs)} of {self.settings.epochs} epochs{told})"
 
 
 @dataclass
