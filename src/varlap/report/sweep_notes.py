@@ -19,11 +19,11 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     >>> def result(beta, nll):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": nll}}, {"mean": {"nll": nll}}, {}, 1.0)
     >>> (sweep,) = sweeps([result(0.003, 0.3), result(0.01, 0.4)])
-    >>> print(how_beta_was_chosen(sweep).partition("trials. ")[2])
-    At the end of its grid, so that a value beyond might be better: VL at β 0.003.
+    >>> print(how_beta_was_chosen(sweep).partition("better: ")[2])
+    VL at β 0.003. One seed: small differences may be chance.
     """
     chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    others = (_papers_scores, which_multiplier, _at_an_end, _unequal_seeds, what_is_missing)
+    others = (_papers_scores, which_multiplier, _at_an_end, _num_seeds, what_is_missing)
     return " ".join(filter(None, [chosen, *(say_fn(sweep) for say_fn in others)]))
 
 
@@ -173,8 +173,10 @@ def _at_an_end(sweep: Sweep) -> str:
     return f"At the end of its grid, so that a value beyond might be better: {named}." if named else ""
 
 
-def _unequal_seeds(sweep: Sweep) -> str:
+def _num_seeds(sweep: Sweep) -> str:
     numbers = {key: len(choice.by_validation) for key, choice in sweep.choices().items()}
+    if set(numbers.values()) == {1}:
+        return "One seed: small differences may be chance."
     if len(set(numbers.values())) < 2:
         return ""
     return f"The rows are of unequal numbers of seeds: {_by_row(numbers)}."
