@@ -13,7 +13,7 @@ from varlap.cli.report import report
 from varlap.cli.reproduce import reproduce
 from varlap.cli.train import train
 
-app = typer.Typer(cls=OneLine, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=OneLine, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 
 
 def _print_version(wanted: bool) -> None:

@@ -63,7 +63,8 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="folder of results, RUNS; runs/paper, or runs/NAME for figure-2, miniature, uci and your own file"
+            metavar="RUNS",
+            help="folder of results; runs/paper, or runs/NAME for figure-2, miniature, uci and your own file",
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
