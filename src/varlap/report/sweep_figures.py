@@ -125,8 +125,8 @@ def over_epochs(sweep: Sweep, prefix: str) -> list[Drawn]:
             f"{prefix}-over-epochs",
             draw,
             f"NLL of training and held-out images over the epochs on {sweep.title}; held-out at the end: {last}",
-            "NLL over the epochs by the mean network: held-out images (lines) and training images (dotted; the mean over "
-            "an epoch while the network learns, for VI with weights drawn anew in each step).",
+            "NLL over the epochs by the mean network: held-out images (lines) and training images (dotted; the mean "
+            "over an epoch while the network learns, for VI with weights drawn anew in each step).",
         )
     ]
 
