@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import varlap
 from varlap.cli import app
+from varlap.cli.device import warn_if_slow
 from varlap.experiments import TrainedRun
 from varlap.models import convnet
 
@@ -48,7 +50,7 @@ def test_a_run_leaves_a_model_and_a_result_and_is_not_made_twice(tmp_path: Path)
     first = json.loads(_run(*QUICK, "--out", str(out), "--json"))
     again = json.loads(_run(*QUICK, "--out", str(out), "--json"))
     assert first == again == json.loads((out / "result.json").read_text())
-    here = varlap.experiments.origin()
+    here = varlap.experiments.origin("cpu")
     assert first["origin"] == here | {"date": first["origin"]["date"], "device": "cpu", "num_threads": 1}
     bnn = varlap.load(out / "model", convnet(image_size=8))
     digits = varlap.data.load("digits")
@@ -160,3 +162,22 @@ def _random_state():
     state = torch.get_rng_state()
     yield
     torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "width", "told"),
+    [
+        ("cpu", "preact-resnet-18", 64, True),
+        ("cpu", "preact-resnet-18", 8, False),
+        ("cpu", "convnet", 64, False),
+        ("cuda", "preact-resnet-18", 64, False),
+    ],
+)
+def test_a_network_that_is_too_large_for_a_cpu_is_told_of(device: str, model: str, width: int, told: bool):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_if_slow(torch.device(device), model, width, "--model convnet")
+    words = [str(one.message) for one in caught]
+    assert ["takes seconds a step on a CPU" in one and one.endswith(": --model convnet") for one in words] == [
+        True
+    ] * told
