@@ -15,7 +15,7 @@ from varlap.experiments import Result, RunSpec
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key
 from varlap.report.reproduction import read_sweeps
-from varlap.report.sweeps import Sweep
+from varlap.report.sweeps import METHODS, Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "src" / "varlap" / "experiments" / "spec.py"
@@ -93,7 +93,7 @@ def long_trainings() -> list[str]:
         nlls = [_scores(key, choices[key].by_validation)["nll"] for key in keys]
         cells = [_bold(f"{nll:.3f}", nll, _best(nlls, min, 3)) for nll in nlls]
         paper = paper_numbers("table-1")[data]["VL"][0]
-        rows.append(_row(f"{DATA[data]}, {RECIPES[recipe]}", *cells, f"{paper:.2f}"))
+        rows.append(_row(_name(sweep), *cells, f"{paper:.2f}"))
     return [*_head("test NLL", *(NAMES[key] for key in keys), "paper's VL"), *rows]
 
 
@@ -112,8 +112,10 @@ def studies() -> list[str]:
             "" if each is None else " / ".join(_bold(f"{each[s]:.3f}", each[s], best[s]) for s in ("nll", "ece"))
             for each in scores
         ]
-        spec = sweep.spec
-        rows.append(_row(f"{DATA[spec.data]}, {RECIPES[spec.recipe]}, {spec.epochs} epochs", *cells))
+        betas = {METHODS[key[0]]: choice.num_trials for key, choice in choices.items() if key[1] == "mean"}
+        counts = set(betas.values())
+        told = f"{counts.pop()} β each" if len(counts) == 1 else ", ".join(f"{name} {n} β" for name, n in betas.items())
+        rows.append(_row(f"{_name(sweep)}, {sweep.spec.epochs} epochs ({told})", *cells))
     return [*_head("test NLL / ECE", *(NAMES[key] for key in keys)), *rows]
 
 
@@ -165,6 +167,13 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "early-stopping": early_stopping,
     "settings": settings,
 }
+
+
+def _name(sweep: Sweep) -> str:
+    """Call a sweep by data and recipe, with what is not as the recipe has it."""
+    spec = sweep.spec
+    differs = ", library's curvature" if (spec.recipe, spec.curvature) == ("paper", "default") else ""
+    return f"{DATA[spec.data]}, {RECIPES[spec.recipe]}{differs}"
 
 
 def _where(run: Result) -> tuple[float, float, str]:

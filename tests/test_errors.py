@@ -386,7 +386,7 @@ def test_own_likelihood_whose_draws_would_be_broadcast_is_refused(drawn, gradien
     module = nn.Linear(4, 1)
     bnn, tries = varlap.BNN(module, Own()), varlap.VL(num_data=10, curvature=varlap.Fisher(gradient=gradient))
     got = r"\(1, 1\)" if drawn == slice(0, 1) else r"\(6,\)"
-    message = rf"sample returned shape {got} where the targets have shape \(6, 1\); it must draw targets of the obs"
+    message = rf"sample returned shape {got} where the targets have shape \(6, 1\), which would be broadcast; it must "
     with refused(BatchError, message, bnn, tries):
         tries(bnn, batch()[0], torch.zeros(6, 1))
 

@@ -1,6 +1,7 @@
 """A training that the store has under another name is not repeated, and no two different ones are taken for one."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 from varlap.experiments import Result, RunSpec, Store, run_grid
+from varlap.experiments.choice import final_runs
 from varlap.experiments.known_runs import SAME_RUN, KnownRuns
-from varlap.experiments.run import run
+from varlap.experiments.run import epochs_done, run
 
 SPEC = RunSpec("digits", "vl", 0.1, model="mlp", epochs=2, precision="fp32", lr=3e-3, num_train=100, batch_size=50)
 BY_SGD = dataclasses.replace(SPEC, optimizer="SGD", momentum=0.9, clip_norm=1.0)
@@ -120,3 +122,55 @@ def test_a_store_is_read_once_however_many_runs_a_grid_has(tmp_path: Path, monke
     monkeypatch.setattr(Path, "read_text", lambda path, *more: [read.append(path), original(path, *more)][1])
     assert len(run_grid(specs, store).results) == 20
     assert len(read) == 20
+
+
+def test_a_copy_of_a_failure_gives_way_to_the_rerun_of_its_original(tmp_path: Path):
+    store, spec = Store(tmp_path), dataclasses.replace(SPEC, method="map")
+    same = dataclasses.replace(spec, gradient="whole")
+    store.put(Result(spec, {}, {}, {}, 1.0, failure="the loss is NaN"))
+    assert len(run_grid([spec, same], store).failed) == 2
+    assert store.get(same) is not None
+    store.put(Result(spec, {"mean": {"nll": 0.3}}, {}, {}, 1.0))  # as a rerun would
+    outcome = run_grid([spec, same], store)
+    assert (outcome.num_computed, outcome.failed) == (0, {})
+    copy = store.get(same)
+    assert copy is not None
+    assert (copy.failure, copy.test["mean"]["nll"]) == (None, 0.3)
+
+
+def test_of_the_same_training_one_that_ended_is_taken_before_one_that_failed(tmp_path: Path):
+    store, asked = Store(tmp_path), dataclasses.replace(SPEC, gradient="whole", method="map", linearised=False)
+    store.put(Result(dataclasses.replace(asked, gradient="held"), {}, {}, {}, 1.0, failure="the loss is NaN"))
+    store.put(Result(dataclasses.replace(asked, gradient="held", linearised=True), {"mean": {"nll": 0.3}}, {}, {}, 1.0))
+    found = KnownRuns(store).find(asked)
+    assert found is not None
+    assert found.failure is None
+
+
+def test_a_failure_of_another_process_counts_though_earlier_ones_are_run_again(tmp_path: Path):
+    store = Store(tmp_path)
+    store.put(Result(SPEC, {}, {}, {}, 1.0, failure="the loss is NaN"))
+    runs = KnownRuns(store, again=True)
+    assert runs.find_now(SPEC) is None
+    store.put(Result(SPEC, {}, {}, {}, 2.0, failure="the loss is NaN again"))
+    found = runs.find_now(SPEC)
+    assert found is not None
+    assert found.failure == "the loss is NaN again"
+
+
+def test_a_sweep_of_the_same_trainings_chooses_for_final_runs(tmp_path: Path):
+    store = Store(tmp_path)
+    held = [dataclasses.replace(SPEC, method="map", beta=beta, linearised=False) for beta in (0.1, 0.2)]
+    for spec, nll in zip(held, (0.4, 0.3), strict=True):
+        scores = {way: {"nll": nll} for way in ("mean", "scaled")}
+        store.put(Result(spec, scores, scores, {}, 1.0))
+    longer = [dataclasses.replace(spec, gradient="whole", epochs=4) for spec in held]
+    assert [spec.beta for spec in final_runs(longer, store).specs] == [0.2]
+
+
+def test_a_limit_that_the_loading_has_used_up_stops_the_run_at_a_checkpoint(tmp_path: Path):
+    ticks = itertools.count(0.0, 60.0)
+    outcome = run_grid([SPEC], Store(tmp_path), budget_s=100.0, clock=lambda: next(ticks))
+    assert outcome.left == [SPEC]
+    assert epochs_done(SPEC, Store(tmp_path)) == 0
+    assert run_grid([SPEC], Store(tmp_path)).num_computed == 1

@@ -305,7 +305,6 @@ def test_temperature_divides_the_logits_of_every_draw(name, mode):
         ({"how": "sampled", "num_samples": 0}, r"num_samples=0\) must be a whole number of at least 1"),
         ({"how": "linearised", "num_samples": 2.5}, r"num_samples=2.5\) must be a whole number of at least 1"),
         ({"how": "linearised", "closed_form": True, "num_samples": -1}, r"num_samples=-1\) must be a whole number"),
-        ({"num_samples": 10}, r"num_samples=10\) has nothing to draw for how='mean'; say how='linearised' or how='sam"),
         ({"batch_size": 0}, r"predict\(batch_size=0\) must be at least 1, or None for all at once"),
         ({"batch_size": "all"}, r"predict\(batch_size='all'\) must be a whole number of items, or None for all"),
         ({"temperature": 0.0}, r"predict\(temperature=0.0\) must be a positive number; 1 changes nothing"),
@@ -353,6 +352,24 @@ def test_inputs_that_cannot_be_split_or_read_are_refused():
         BatchError, match=r"x is a list of numbers; give a tensor or an array, such as torch\.tensor\(x\)"
     ):
         bnn.predict([[0.0, 1.0], [2.0, 3.0]])
+
+
+def test_draws_asked_of_the_mean_network_warn():
+    bnn = varlap.BNN(nn.Linear(2, 3))
+    with pytest.warns(
+        varlap.errors.VarlapWarning, match=r"num_samples=10 draws nothing by how='mean'.* how='sampled'$"
+    ):
+        found = bnn.predict(torch.zeros(4, 2), num_samples=10)
+    assert found.mutual_information is None
+
+
+def test_a_number_beside_tensors_is_an_input():
+    class Scaled(nn.Linear):
+        def forward(self, factor, x):
+            return factor * super().forward(x)
+
+    bnn = varlap.BNN(Scaled(2, 3))
+    assert bnn.predict((2.0, torch.zeros(4, 2))).probs.shape == (4, 3)
 
 
 @by_mode

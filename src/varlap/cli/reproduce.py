@@ -114,14 +114,15 @@ def reproduce(
         progress = GridProgress(quiet=quiet or as_json)
         choice = final_runs(experiment.specs, store) if final else None
         specs = experiment.specs if choice is None else choice.specs
-        check_data(specs, store, again)
+        planned = plan(specs, store, device=chosen_device, again=again)
         if dry_run:
-            told = {"experiment": experiment.name, "out": str(store.folder)}
-            show_plan(plan(specs, store, device=chosen_device, again=again), told, as_json)
+            show_plan(planned, {"experiment": experiment.name, "out": str(store.folder)}, as_json)
             return
-        if pending := [spec for spec in specs if store.get(spec) is None]:
-            smaller = "--set width=8 --set num_train=5000 --epochs 20"
-            warn_if_slow(chosen_device, pending[0].model, pending[0].width, smaller)
+        check_data(specs, store, again)
+        pending = [run.spec for run in planned if run.state == "pending"]
+        if pending:
+            largest = max(pending, key=lambda spec: (spec.model == "preact-resnet-18", spec.width))
+            warn_if_slow(chosen_device, largest.model, largest.width, "--set width=8 --set num_train=5000 --epochs 20")
         if choice is not None:
             record(choice.lines, store)
             for line in choice.chosen:

@@ -90,10 +90,10 @@ class Pass:
         drawn = bnn.likelihood.sample(outputs, generator, self.batch.y)
         observed = [tensor.shape for tensor in tree.tensors(self.batch.y)]
         shapes = [tensor.shape for tensor in tree.tensors(drawn)]
-        if shapes != observed:  # broadcasting would hide it
+        if any(shape[:1] != (self.batch.size,) for shape in shapes) or _squeezed(shapes, observed):
             raise BatchError(
-                f"the likelihood's sample returned {_listed(shapes)} where the targets have {_listed(observed)}; "
-                "it must draw targets of the observed ones' shape, which log_prob then takes in their place"
+                f"the likelihood's sample returned {_listed(shapes)} where the targets have {_listed(observed)}, which "
+                "would be broadcast; it must draw a row for each item, as log_prob takes them"
             )
         return drawn
 
@@ -110,6 +110,12 @@ def forward(bnn: BNN, batch: Batch) -> Pass:
     if check is not None and not batch.trusted:
         check(outputs, batch.y)
     return Pass(batch, outputs)
+
+
+def _squeezed(shapes: Sequence[torch.Size], others: Sequence[torch.Size]) -> bool:
+    """Whether shapes differ in dimensions of size 1 alone: [S] and [S, 1] make [S, S] of a difference."""
+    pairs = zip(shapes, others, strict=False)
+    return any(one != other and [n for n in one if n > 1] == [n for n in other if n > 1] for one, other in pairs)
 
 
 def _listed(shapes: Sequence[torch.Size]) -> str:

@@ -113,7 +113,7 @@ def final_runs(specs: Sequence[RunSpec], store: Store) -> Final:
     done: dict[RunSpec, dict[tuple[int, int], Result]] = {}
     for result in sorted(store, key=lambda result: result.spec.linearised):  # the one with more scores comes last
         where = result.spec.epochs, result.spec.seed
-        done.setdefault(_apart_from_length(result.spec), {})[where] = result
+        done.setdefault(_training(result.spec), {})[where] = result
     final: list[RunSpec] = []
     lines, words = [], []
     for shared in dict.fromkeys(map(shared_spec, specs)):
@@ -137,7 +137,7 @@ def _line(
     store: Store,
 ) -> FinalLine:
     trials = dict.fromkeys(map(_apart_from_length, grid))
-    finished = set.intersection(*(set(done.get(trial, {})) for trial in trials))
+    finished = set.intersection(*(set(done.get(_training(trial), {})) for trial in trials))
     if not finished:
         raise ConfigError(_not_finished(list(trials), done, store))
     epochs: int = max(finished)[0]
@@ -145,7 +145,7 @@ def _line(
     rows = []
     methods = {spec.method for spec in grid}
     for key in (key for key in NAMES if key[0] in methods and (shared.linearised or key[1] != "linearised")):
-        found = [done[trial][epochs, seed] for trial in trials if trial.method == key[0] for seed in seeds]
+        found = [done[_training(trial)][epochs, seed] for trial in trials if trial.method == key[0] for seed in seeds]
         if all(result.failure is not None for result in found):
             raise ConfigError(f"{shared.data}: every run of {key[0]} in the sweep of {epochs} epochs diverged")
         mean, own = choose(found, "mean"), choose(found, key[1])
@@ -170,9 +170,9 @@ def _not_finished(
     trials: Sequence[RunSpec], done: Mapping[RunSpec, Mapping[tuple[int, int], Result]], store: Store
 ) -> str:
     """Say what the sweep that is nearest to its end still lacks."""
-    count = Counter(where for trial in trials for where in done.get(trial, {}))
+    count = Counter(where for trial in trials for where in done.get(_training(trial), {}))
     nearest = max(count, key=lambda where: (count[where], where), default=None)
-    missing = [trial for trial in trials if nearest not in done.get(trial, {})]
+    missing = [trial for trial in trials if nearest not in done.get(_training(trial), {})]
     which = "of it" if nearest is None else f"of the one of {nearest[0]} epochs with seed {nearest[1]}"
     by_name = names(trials)
     named = ", ".join(by_name[trial] for trial in missing[:MOST_NAMED]) + (
@@ -190,3 +190,8 @@ def _not_finished(
 
 def _apart_from_length(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, epochs=1, seed=0, linearised=True)
+
+
+def _training(spec: RunSpec) -> RunSpec:
+    """Return what a run of a recipe trains, whatever else its spec says, its length or its seed."""
+    return _apart_from_length(dataclasses.replace(spec.effective(), recipe=spec.recipe))

@@ -30,10 +30,11 @@ class KnownRuns:
     """
 
     def __init__(self, store: Store, again: bool = False) -> None:
-        self._store, self._again = store, again
+        self._store = store
         self._by_spec: dict[RunSpec, Result] = {}
         self._by_training: dict[RunSpec, Result] = {}
         self.results = list(store)
+        self._diverged_before = [result for result in self.results if again and result.failure is not None]
         for result in filter(self._counts, self.results):
             self.learn(result)
 
@@ -46,11 +47,17 @@ class KnownRuns:
 
     def find(self, spec: RunSpec) -> Result | None:
         """Return the result of a spec, or a copy of that of the same training, which is not in the store yet."""
-        if spec in self._by_spec:
-            return self._by_spec[spec]
+        own = self._by_spec.get(spec)
+        if own is not None and (own.failure is None or SAME_RUN not in own.origin):
+            return own
         training = spec.effective()
-        same = self._by_training.get(training) or self._by_training.get(dataclasses.replace(training, linearised=True))
-        return None if same is None else _copy(same, spec)
+        keys = training, dataclasses.replace(training, linearised=True)
+        same = [self._by_training[key] for key in keys if key in self._by_training]
+        ended = [result for result in same if result.failure is None]
+        if not ended and own is not None:  # a copy of a failure, which no rerun has replaced
+            return own
+        found = next(iter(ended or same), None)
+        return found if found is None or found.spec == spec else _copy(found, spec)
 
     def find_now(self, spec: RunSpec) -> Result | None:
         """Do the same, and see whether another process has finished the run meanwhile."""
@@ -60,13 +67,13 @@ class KnownRuns:
 
     def keep(self, result: Result) -> Result:
         """Put what was found into the store, if it is not there."""
-        if result.spec not in self._by_spec:
+        if self._by_spec.get(result.spec) is not result:
             self._store.put(result)
             self.learn(result)
         return result
 
     def _counts(self, result: Result) -> bool:
-        return result.failure is None or not self._again
+        return result not in self._diverged_before
 
 
 def _copy(result: Result, spec: RunSpec) -> Result:

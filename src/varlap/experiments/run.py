@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 RUNNING = "running"
 """The folder in a store in which unfinished runs keep their checkpoints."""
 SAVE_PAUSE_S = 30.0  # a checkpoint of PreactResNet-18 takes as long as an epoch on a fast GPU
+SHORTEST_S = 1e-6  # a limit that was over before the training began lets it take a step
 NUM_VALIDATIONS = 50  # of a long training: more would tell no more
 KEPT = (
     *("epoch", "elbo", "log_likelihood", "curvature", "kl", "lr", "log_sigma_over_s_median", "sigma_over_s_max"),
@@ -81,7 +82,7 @@ def run(
         out=folder,
         label=spec.stated(),
         progress=progress,
-        time_limit_s=None if time_limit_s is None else time_limit_s - (clock() - began),
+        time_limit_s=None if time_limit_s is None else max(time_limit_s - (clock() - began), SHORTEST_S),
         **settings_of(spec),
         validate_every=math.ceil(spec.epochs / NUM_VALIDATIONS),
         save_pause_s=SAVE_PAUSE_S,

@@ -76,7 +76,7 @@ class RunSpec:
     optimizer: Optimizer = "Adam"
     """of the means; with SGD log σ learns by Adam, `log_sigma_lr_multiplier` times as fast as its usual 1e-3"""
     momentum: float = 0.0
-    """of SGD, Nesterov's, which has to be given there; other optimizers have none"""
+    """Nesterov's; SGD needs one, other optimizers have none"""
     warmup: float = 0.0
     """part of the training over which the learning rate rises from zero"""
     clip_norm: float | None = None
@@ -93,7 +93,7 @@ class RunSpec:
     variances: Variances = "learnt"
     """of VL: learnt by the optimizer (the paper), or set in closed form"""
     beta_warmup: float | None = None
-    """part of the training over which β rises from zero; None: 0.3 for VL with variances in closed form, else 0"""
+    """part of the training over which β rises from zero; by default 0.3 for VL with variances in closed form, else 0"""
     prior_scale: float | None = None
     """one scale for all weights; None scales by fan-in"""
     augment: bool = True

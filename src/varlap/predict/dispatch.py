@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from varlap.errors import ConfigError, did_you_mean
+from varlap.errors import ConfigError, did_you_mean, warn
 from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
 from varlap.predict.average import average, predicted
@@ -75,9 +75,9 @@ def predict(
             "how='sampled'; for the mean network use varlap.reestimate_statistics(bnn, data)"
         )
     if num_samples is not None and how == "mean":
-        raise ConfigError(
-            f"predict(num_samples={num_samples}) has nothing to draw for how='mean'; say how='linearised' or "
-            "how='sampled', or leave num_samples out"
+        warn(
+            f"num_samples={num_samples} draws nothing by how='mean', the mean network; say how='linearised' or "
+            "how='sampled'"
         )
     if closed_form and how != "linearised":
         raise ConfigError(f"predict(how={how!r}) has no closed form; closed_form=True goes with how='linearised'")

@@ -25,7 +25,7 @@ class Inputs:
             raise ConfigError(f"predict(batch_size={batch_size!r}) must be a whole number of items, or None for all")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"predict(batch_size={batch_size}) must be at least 1, or None for all at once")
-        if isinstance(x, list | tuple) and x and _is_number(x):
+        if isinstance(x, list) and x and _holds_numbers_alone(x):
             raise BatchError("x is a list of numbers; give a tensor or an array, such as torch.tensor(x)")
         self._device = bnn.device
         # No derivative could be taken through an inference tensor.
@@ -47,11 +47,8 @@ class Inputs:
             yield tree.to_device(tree.take(self._x, slice(start, start + self._batch_size)), self._device)
 
 
-def _is_number(x: Any) -> bool:
-    """Whether what a list begins with is a number, and no input of its own."""
-    while isinstance(x, list | tuple) and x:
-        x = x[0]
-    return isinstance(x, int | float)
+def _holds_numbers_alone(x: Any) -> bool:
+    return all(map(_holds_numbers_alone, x)) if isinstance(x, list | tuple) else isinstance(x, int | float)
 
 
 def join(outputs: list[Any]) -> Any:
