@@ -97,13 +97,14 @@ def test_a_temperature_of_held_out_images_is_reported_beside_the_unscaled_scores
 
 
 @pytest.mark.filterwarnings("ignore::varlap.errors.VarlapWarning")
+@pytest.mark.filterwarnings("ignore:num_samples=3 draws nothing")
 def test_another_question_leaves_earlier_evaluations_as_they_are(run: Path):
     sampled = [[], ["--num-samples", "5"], ["--num-samples", "20"], ["--num-samples", "5", "--seed", "1"]]
     asked = [["--how", "sampled", *more] for more in sampled]
-    asked += [["--how", "linearised", "--num-samples", "10"], []]
+    asked += [["--how", "linearised", "--num-samples", "10"], [], ["--num-samples", "3"]]
     said = [json.loads(_run("evaluate", str(run), *options, "--json")) for options in asked]
     names = ["sampled", "sampled-5-samples", "sampled-20-samples", "sampled-5-samples-seed-1"]
-    names += ["linearised-10-samples", "mean"]
+    names += ["linearised-10-samples", "mean", "mean"]  # which has no samples
     assert [Path(one["folder"]).name for one in said] == names
     for one in said:
         assert Evaluated.read(one["folder"]).scores == one["scores"]

@@ -53,6 +53,30 @@ def test_the_tables_of_the_pages_are_what_the_results_say():
         assert write_tables.with_tables(page.read_text()) == page.read_text(), page.name
 
 
+@pytest.mark.parametrize(
+    ("data", "recipe", "epochs"), [tuple(each.split()) for each in re.findall(r"<!-- table: ways (.*) -->", DETAIL)]
+)
+def test_a_table_is_of_the_raw_files_and_bold_where_a_column_is_best(data: str, recipe: str, epochs: str):
+    lines = (
+        DETAIL.partition(f"<!-- table: ways {data} {recipe} {epochs} -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    )
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    for name, method, way in (("VL", "vl", "mean"), ("MAP", "map", "mean"), ("VI (10 samples)", "vi", "sampled")):
+        (row,) = [row for row in rows if row[0] == name]
+        files = [
+            json.loads(path.read_text()) for path in RESULTS.glob(f"{data}-{method}-beta{row[1]}-seed0-{recipe}-*")
+        ]
+        (file,) = [file for file in files if file["spec"]["epochs"] == int(epochs)]
+        scores = file["test"][way]
+        expected = [scores["nll"], 100 * scores["accuracy"], scores["ece"], scores["ood_auroc_entropy"]]
+        told = [float(row[column].strip("* %")) for column in (2, 4, 6, 8)]
+        assert told == [pytest.approx(value, abs=0.0501 if value > 2 else 5.01e-4) for value in expected]
+    for column, best in ((2, min), (4, max), (6, min), (8, max)):
+        numbers = [float(row[column].strip("* %")) for row in rows]
+        for row, number in zip(rows, numbers, strict=True):
+            assert row[column].startswith("**") == (number == best(numbers)), (row, column)
+
+
 def test_a_table_that_differs_from_the_results_would_be_found():
     page = PAGES["docs/experiments"].read_text()
     assert "| **0.174** |" in page

@@ -85,7 +85,7 @@ class Pass:
         return values
 
     def drawn_targets(self, bnn: BNN, generator: torch.Generator) -> Any:
-        """Draw targets from the model at these outputs, shaped like the observed ones."""
+        """Draw targets from the model at these outputs, a row for each item."""
         outputs = tree.map_tensors(Tensor.detach, self.outputs)
         drawn = bnn.likelihood.sample(outputs, generator, self.batch.y)
         observed = [tensor.shape for tensor in tree.tensors(self.batch.y)]
@@ -119,7 +119,7 @@ def _squeezed(shapes: Sequence[torch.Size], others: Sequence[torch.Size]) -> boo
 
 
 def _listed(shapes: Sequence[torch.Size]) -> str:
-    return f"shape {' and '.join(str(tuple(shape)) for shape in shapes)}" if shapes else "no tensor"
+    return f"shape {' and '.join(str(tuple(shape)) for shape in shapes)}"
 
 
 def check_targets(bnn: BNN, outputs: Any, targets: Any, num_items: int) -> None:

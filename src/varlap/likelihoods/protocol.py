@@ -48,7 +48,7 @@ class Likelihood(Protocol):
         ...
 
     def sample(self, outputs: Any, generator: torch.Generator, targets: Any = None) -> Any:
-        """Draw targets from the model; the given targets only tell which positions are ignored."""
+        """Draw targets from the model, a row for each item; the given ones only tell which positions are ignored."""
         ...
 
     def predict(self, outputs: Any) -> Prediction:

@@ -70,7 +70,7 @@ def checked_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: in
     >>> checked_batch(torch.zeros(4, 2), torch.zeros(4), None, num_data=100, step=0).size
     4
     """
-    for name, value in (("x", x), ("y", y), ("weights", weights)):
+    for name, value in (("x", x), ("y", y)):
         if hasattr(value, "__array__") and not isinstance(value, Tensor):
             raise BatchError(f"{name} is a {type(value).__name__}; give a tensor, such as torch.as_tensor({name})")
     size = tree.leading_size(y)
