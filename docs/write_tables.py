@@ -119,9 +119,10 @@ def studies() -> list[str]:
     return [*_head("test NLL / ECE", *(NAMES[key] for key in keys)), *rows]
 
 
-def early_stopping(data: str) -> list[str]:
+def early_stopping(data: str, epochs: str) -> list[str]:
     """Figure 2 as a table: final scores by β and by the multiplier of log σ's learning rate."""
-    (sweep,) = [sweep for sweep in read_sweeps(ROOT / "results" / "figure-2") if sweep.spec.data == data]
+    found = read_sweeps(ROOT / "results" / "figure-2")
+    (sweep,) = [sweep for sweep in found if (sweep.spec.data, sweep.spec.epochs) == (data, int(epochs))]
     runs = {_where(run): run for run in (*sweep.results, *sweep.diverged)}
     rows = []
     for beta, multiplier in itertools.product((1.0, 0.1), (1.0, 3.0, 10.0, 30.0)):

@@ -189,3 +189,17 @@ def test_a_multiplier_whose_first_seed_diverged_is_named_and_compared_by_the_see
     assert len(ax.lines) == 7
     expected = [-run.test["mean"]["nll"] for run in later if run.spec.method == "vl"]
     assert [y for _, y in _lines(drawn["x-figure-2-beta-0.1-log-likelihood"])["VL"]] == expected
+
+
+def test_a_multiplier_looks_the_same_for_vi_and_for_vl_that_lacks_another(drawn: dict[str, Axes]):
+    runs = [r for r in _faster() if (r.spec.method, r.spec.log_sigma_lr_multiplier) != ("vl", 30.0)]
+    (sweep,) = sweeps(runs)
+    figure_2(sweep, "x")
+    vi, vl = (
+        {
+            line.get_label(): (line.get_color(), line.get_linestyle())
+            for line in drawn[f"x-figure-2-beta-0.1-{m}-elbo"].lines
+        }
+        for m in ("vi", "vl")
+    )
+    assert vl == {label: look for label, look in vi.items() if label != "× 30"}

@@ -150,11 +150,12 @@ def figure_2(sweep: Sweep, prefix: str) -> dict[float, list[Drawn]]:
 
 
 def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str) -> Iterator[Drawn]:
+    multipliers = sorted({run.spec.log_sigma_lr_multiplier for each in runs.values() for run in each})
     for method, each in runs.items():
         last = ", ".join(f"{r.spec.log_sigma_lr_multiplier:g}: {r.history[-1]['elbo']:.3f}" for r in each)
         yield drawn(
             f"{prefix}-{method}-elbo",
-            lambda each=each: _elbos(each),
+            lambda each=each: _elbos(each, multipliers),
             f"ELBO of {METHODS[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
             f"{METHODS[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
         )
@@ -167,20 +168,20 @@ def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str
         )
 
 
-def _elbos(runs: Sequence[Result]) -> "Axes":
+def _elbos(runs: Sequence[Result], multipliers: list[float]) -> "Axes":
+    """Draw runs; a multiplier looks the same where a method lacks some of all `multipliers`."""
     from matplotlib import colormaps
 
     ax = style.axes_for(None, "figure_2", _WITH_LEGEND)
     shades = colormaps[style.SEQUENTIAL]
-    found = sorted({run.spec.log_sigma_lr_multiplier for run in runs})
     named: set[float] = set()
     for run in runs:
         multiplier = run.spec.log_sigma_lr_multiplier
-        place = found.index(multiplier)
+        place = multipliers.index(multiplier)
         epochs = [row["epoch"] + 1 for row in run.history]
         label = None if multiplier in named else f"× {multiplier:g}"  # once, whichever seeds have diverged
         named.add(multiplier)
-        shade = shades(0.9 * (1 - place / max(1, len(found) - 1)))
+        shade = shades(0.9 * (1 - place / max(1, len(multipliers) - 1)))
         ax.plot(epochs, [row["elbo"] for row in run.history], color=shade, linestyle=style.dashes(place), label=label)
     style.tidy(ax, "epoch", "ELBO (nats per datum)")
     ax.xaxis.set_major_locator(style.whole_numbers())
