@@ -51,7 +51,7 @@ reliability: .venv/.installed
 	$(BIN)/python benchmarks/kills.py --kills 50 --out results/reliability/kills.json
 	$(BIN)/python benchmarks/guard.py --out results/reliability/guard-cpu.json
 	rm -f results/reliability/checkpoints.json
-	VARLAP_FIGURES=results/reliability/checkpoints.json $(BIN)/pytest -q -m '' tests/training/test_checkpoint.py
+	VARLAP_FIGURES=results/reliability/checkpoints.json $(BIN)/pytest -q -m '' tests/training/test_checkpoint.py tests/training/test_checkpoint_damage.py
 
 clean:
 	rm -rf .venv dist site .pytest_cache .ruff_cache .import_linter_cache
