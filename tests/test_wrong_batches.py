@@ -209,6 +209,20 @@ def test_determinant_refuses_minibatches_and_large_networks():
         varlap.VLDeterminant(num_data=6)(bnn, torch.zeros(6, 1000), batch()[1])
 
 
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "heteroscedastic", "bernoulli", "poisson"])
+def test_targets_in_parts_are_refused_by_likelihoods_of_one_tensor(likelihood):
+    bnn = varlap.BNN(nn.Linear(4, 2), likelihood)
+    x, targets = torch.randn(6, 4), {"a": torch.zeros(6, 2), "b": torch.zeros(6, 2)}
+    for train in (
+        lambda: varlap.MAP(6)(bnn, x, targets),
+        lambda: varlap.fit(bnn, varlap.MAP(6), (x, targets), epochs=1),
+    ):
+        with pytest.raises(
+            BatchError, match=f"the {likelihood} likelihood needs targets that are one tensor, got a dict"
+        ):
+            train()
+
+
 # -- NaN and Inf -----------------------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,16 @@ def test_inputs_may_be_a_dict_or_a_tuple_of_arrays():
     assert torch.equal(first.left, X[:3])
 
 
+@pytest.mark.parametrize("x", [X, {"a": X, "b": X}])
+def test_targets_may_be_a_dict_or_a_tuple_of_arrays(x):
+    for y in ({"a": Y, "b": Y.numpy()}, (Y, Y)):
+        assert count_items((x, y)) == 7
+        batches = list(as_batches((x, y), 3))
+        parts = [list(part.values()) if isinstance(part, dict) else part for _, part in batches]
+        for one in zip(*parts, strict=True):
+            assert torch.equal(torch.cat(one), Y)
+
+
 def test_two_pairs_in_a_tuple_are_two_batches():
     data = ((X[:3], Y[:3]), (X[3:], Y[3:]))
     assert [len(y) for _, y in as_batches(data, 100)] == [3, 4]
@@ -101,7 +111,7 @@ def test_count_is_that_of_the_data_set_unless_the_sampler_takes_a_subset():
         (({"a": X, "b": X[:2]}, Y), "but x['a'] has 7, x['b'] has 2, y has 7"),
         ((X[:0], Y[:0]), "the data hold no items; give at least one"),
         ((X, torch.tensor(1)), "y has no dimensions; the first one must count the items"),
-        (([1, 2], Y[:2]), "x is a list; give a tensor or an array, or for x a dict or tuple"),
+        (([1, 2], Y[:2]), "x is a list; give a tensor or an array, or a dict or tuple of them"),
         ((np.array(["a", "b"]), Y[:2]), "x is an array of <U1; give numbers, such as float32 or int64"),
         (zip(X, Y, strict=True), "data is a zip, which can be read only once, but it is needed again every epoch"),
         ((pair for pair in [(X, Y)]), "data is a generator, which can be read only once"),

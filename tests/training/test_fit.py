@@ -262,3 +262,41 @@ def test_patience_counts_epochs_however_rarely_they_are_validated(monkeypatch):
     monkeypatch.setattr("varlap.training.loop.evaluate", lambda *_, **__: {"nll": next(nlls)})
     _, history = _fit(epochs=30, validation=_blobs(), validate_every=3, patience=6)
     assert len(history.epochs) == 9, "the best was after 3"
+
+
+class _TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.body(x)
+        return {"kind": out[:, :2], "size": out[:, 2]}
+
+
+class _OfBoth(nn.Module):
+    def log_prob(self, outputs, targets):
+        kind = -nn.functional.cross_entropy(outputs["kind"], targets["kind"], reduction="none")
+        return kind - 0.5 * (outputs["size"] - targets["size"]).square()
+
+    def sample(self, outputs, generator, targets=None):
+        kind = torch.multinomial(outputs["kind"].softmax(-1), 1, generator=generator)[:, 0]
+        return {"kind": kind, "size": outputs["size"] + torch.randn(len(kind), generator=generator)}
+
+    def predict(self, outputs):
+        return varlap.Prediction(probs=outputs["kind"].softmax(-1))
+
+
+def test_targets_in_parts_train_as_arrays_and_as_a_data_set():
+    x, y = torch.randn(12, 2), {"kind": torch.arange(12) % 2, "size": torch.randn(12)}
+    items = [(x[i], {name: part[i] for name, part in y.items()}) for i in range(12)]
+    data_set = type(
+        "Items", (torch.utils.data.Dataset,), {"__len__": lambda _: 12, "__getitem__": lambda _, i: items[i]}
+    )()
+    found = []
+    for train in ((x, y), data_set):
+        torch.manual_seed(0)
+        bnn = varlap.BNN(_TwoHeads(), _OfBoth())
+        varlap.fit(bnn, varlap.VL(12), train, epochs=3, batch_size=5, progress="none")
+        found.append([parameter.detach() for parameter in bnn.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from varlap import tree
-from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn, is_array
+from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn
 from varlap.errors import BatchError, ConfigError
 
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
@@ -19,7 +19,7 @@ def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> 
     """Give the batches (x, y) of the data, in order; they can be read as often as needed.
 
     Args:
-        data: a tuple (x, y) of tensors or arrays, where x may be a dict or tuple of them; a map-style torch
+        data: a tuple (x, y) of tensors or arrays, where both may be dicts or tuples of them; a map-style torch
             Dataset; or a DataLoader or any other re-iterable of batches, which is used as it is.
         batch_size: items in a batch of arrays or of a Dataset; the last batch may have fewer.
         dtype: of the weights, which numpy's floating-point numbers take, as in `as_tensors`; by default they keep
@@ -32,7 +32,7 @@ def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> 
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"as_batches: batch_size is {batch_size!r}; give a whole number of at least 1")
     _check_form(data)
-    if _is_arrays(data):
+    if is_arrays(data):
         x, y = as_tensors(data, dtype)
         return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
     if isinstance(data, Dataset):
@@ -60,7 +60,7 @@ def count_items(data: Any) -> int:
 
 def _count(data: Any) -> int:
     _check_form(data)
-    if _is_arrays(data):
+    if is_arrays(data):
         return _count_arrays(*as_tensors(data))
     if isinstance(data, DataLoader):
         if isinstance(data.sampler, SubsetRandomSampler):
@@ -76,7 +76,7 @@ def _count(data: Any) -> int:
 class _ArrayBatches:
     """Slices of arrays, in order."""
 
-    def __init__(self, x: Any, y: Tensor, num_items: int, batch_size: int) -> None:
+    def __init__(self, x: Any, y: Any, num_items: int, batch_size: int) -> None:
         self._x, self._y, self._num_items, self._batch_size = x, y, num_items, batch_size
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class _ArrayBatches:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for start in range(0, self._num_items, self._batch_size):
             part = slice(start, start + self._batch_size)
-            yield tree.take(self._x, part), self._y[part]
+            yield tree.take(self._x, part), tree.take(self._y, part)
 
 
 class _PairBatches:
@@ -103,7 +103,7 @@ class _PairBatches:
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise BatchError(
                     f"batch {index} is a {type(batch).__name__}{size}, not a pair (x, y); have the data set "
-                    "or the loader's collate_fn return (x, y), where x may be a dict or a tuple"
+                    "or the loader's collate_fn return (x, y), where both may be dicts or tuples"
                 )
             yield batch_as_tensors(batch, self._dtype)
 
@@ -125,12 +125,19 @@ def _check_form(data: Any) -> None:
         raise BatchError(f"data is a {kind}; give {_FORMS}")
 
 
-def _is_arrays(data: Any) -> bool:
-    # ((x1, y1), (x2, y2)) is two batches: there the second element is no array.
-    return isinstance(data, tuple | list) and len(data) == 2 and is_array(data[1])
+def is_arrays(data: Any) -> bool:
+    """Whether data are a pair (x, y) of arrays, or of dicts or tuples of them; a pair of pairs is two batches.
+
+    >>> x, y = torch.zeros(5, 2), torch.zeros(5)
+    >>> is_arrays((x, y)), is_arrays((x, (y, y))), is_arrays(({"a": x}, {"b": y})), is_arrays([(x, y), (x, y)])
+    (True, True, True, False)
+    """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
+    return not all(isinstance(part, tuple | list) for part in data)
 
 
-def _count_arrays(x: Any, y: Tensor) -> int:
+def _count_arrays(x: Any, y: Any) -> int:
     lengths = {
         name: len(leaf) if leaf.dim() else None
         for name, leaf in (*tree.named_tensors(x, "x"), *tree.named_tensors(y, "y"))
@@ -141,7 +148,7 @@ def _count_arrays(x: Any, y: Tensor) -> int:
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise BatchError(f"x and y must have as many items as each other, but {listed}")
-    num_items = len(y)
+    num_items = next(iter(lengths.values()), None) or 0
     if num_items == 0:
         raise BatchError("the data hold no items; give at least one")
     return num_items

@@ -16,7 +16,7 @@ NUMBERS = "biufc"  # kinds of numpy's types that torch has too
 
 
 def as_tensors(pair: Any, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Turn a pair (x, y) of tensors or arrays into tensors; x may be a dict or tuple of them.
+    """Turn a pair (x, y) of tensors or arrays into tensors; both may be dicts or tuples of them.
 
     Arrays of floating-point numbers take `dtype`, that of the weights (targets in at least single precision): numpy
     makes doubles whatever the network is made of. Tensors keep their own.
@@ -28,11 +28,13 @@ def as_tensors(pair: Any, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
 
     def converted(name: str, leaf: Any, wanted: torch.dtype | None) -> Tensor:
         if not is_array(leaf):
-            raise BatchError(f"{name} is a {type(leaf).__name__}; give a tensor or an array, or for x a dict or tuple")
+            raise BatchError(
+                f"{name} is a {type(leaf).__name__}; give a tensor or an array, or a dict or tuple of them"
+            )
         return _as_tensor(name, leaf, wanted)
 
     if isinstance(pair[0], list):  # more often numbers than a list of arrays
-        raise BatchError("x is a list; give a tensor or an array, or for x a dict or tuple")
+        raise BatchError("x is a list; give a tensor or an array, or a dict or tuple of them")
     return _converted_pair(pair, dtype, converted)
 
 

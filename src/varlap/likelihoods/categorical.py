@@ -7,7 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from varlap.errors import BatchError
-from varlap.likelihoods.protocol import Prediction, probit_scaled, require_tensor, sum_over_positions, uniform
+from varlap.likelihoods.protocol import (
+    Prediction,
+    probit_scaled,
+    require_tensor,
+    require_tensor_targets,
+    sum_over_positions,
+    uniform,
+)
 
 
 class Categorical(nn.Module):
@@ -99,7 +106,7 @@ class Categorical(nn.Module):
 
     def _labels(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the labels as the 64-bit integers that torch wants, after checking shapes and type."""
-        outputs = self._logits(outputs)
+        outputs, targets = self._logits(outputs), require_tensor_targets(targets, "categorical")
         expected = outputs.shape[:1] + outputs.shape[2:]
         if targets.shape != expected:
             raise BatchError(

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 from varlap.errors import BatchError
 from varlap.likelihoods.gaussian import gaussian_log_prob
-from varlap.likelihoods.protocol import Prediction, normal_like, require_tensor, sum_over_positions, variances_of
+from varlap.likelihoods.protocol import (
+    Prediction,
+    normal_like,
+    require_tensor,
+    require_tensor_targets,
+    sum_over_positions,
+    variances_of,
+)
 
 
 class Heteroscedastic(nn.Module):
@@ -50,7 +57,7 @@ class Heteroscedastic(nn.Module):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets whose shape is not that of the means."""
         mean, _ = self._split(outputs)
-        if mean.shape != targets.shape:
+        if mean.shape != require_tensor_targets(targets, "heteroscedastic").shape:
             raise BatchError(
                 f"the heteroscedastic likelihood needs targets of shape {tuple(mean.shape)}, half of the outputs' "
                 f"{tuple(outputs.shape)}, got {tuple(targets.shape)}; reshape them, for example targets.unsqueeze(1)"

@@ -109,9 +109,19 @@ def require_tensor(outputs: Any, likelihood: str) -> Tensor:
     )
 
 
+def require_tensor_targets(targets: Any, likelihood: str) -> Tensor:
+    """Refuse structured targets, which only a user's own likelihood could read."""
+    if isinstance(targets, Tensor):
+        return targets
+    raise BatchError(
+        f"the {likelihood} likelihood needs targets that are one tensor, got a {type(targets).__name__}; for several "
+        "targets an item write a likelihood of your own"
+    )
+
+
 def require_same_shape(outputs: Any, targets: Any, likelihood: str) -> Tensor:
     """Return the outputs after checking that the targets have their shape: broadcasting would hide a mistake."""
-    outputs = require_tensor(outputs, likelihood)
+    outputs, targets = require_tensor(outputs, likelihood), require_tensor_targets(targets, likelihood)
     if outputs.shape != targets.shape:
         raise BatchError(
             f"the {likelihood} likelihood needs targets of the outputs' shape {tuple(outputs.shape)}, "

@@ -156,8 +156,8 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
         words = [
             f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's.",
             "ELBO: tempered, per datum, of the last epoch; by another β it is another quantity.",
-            "VL's is its approximation around the mean network, VI's is estimated with drawn weights: compare each with "
-            "itself.",
+            "VL's is its approximation around the mean network, VI's is estimated with drawn weights: compare each "
+            "with itself.",
             "Scores by the mean network.",
             what_diverged(part),
         ]

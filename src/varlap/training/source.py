@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -18,6 +19,7 @@ from torch.utils.data import (
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors, collate_fn, count_items
+from varlap.data.batches import is_arrays
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior.batch import require_divisible
 from varlap.streams import Streams
@@ -79,7 +81,7 @@ def as_source(
     >>> source.steps_per_epoch, [len(y) for _, y, _ in source.epoch(0, first=1)]
     (3, [2, 1])
     """
-    if isinstance(train, tuple | list) and len(train) == 2 and not isinstance(train[1], tuple | list):
+    if is_arrays(train):
         x, y = as_tensors(train, dtype)
         return Arrays((x, y), batch_size, seed, device, share, _checked_weights(weights, y))
     if weights is not None:
@@ -201,12 +203,14 @@ class _Loader:
         except TypeError:
             self.steps_per_epoch = sum(1 for _ in self._batches)
         self._share = share
-        sampler = getattr(loader, "sampler", None)
+        self._samplers = _samplers(loader)
+        sampler = self._samplers[-1] if self._samplers else None
+        if share != slice(None) and self._samplers and not isinstance(sampler, SequentialSampler):
+            raise ConfigError(
+                f"the DataLoader's {type(sampler).__name__} chooses the items of each rank, and fit shares batches out "
+                "among the ranks by itself: some items would never be trained on; give fit the Dataset instead"
+            )
         if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
-            if share != slice(None):
-                raise ConfigError(
-                    "the DataLoader shuffles by itself, on every rank in another order; give fit its Dataset instead"
-                )
             if resumable:
                 log.warning(
                     "the DataLoader shuffles by itself, so a run that was stopped cannot be carried on exactly: give "
@@ -221,7 +225,10 @@ class _Loader:
     def describe(self) -> dict[str, Any]:
         return {"num_items": self.num_items, "steps_per_epoch": self.steps_per_epoch}
 
-    def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:  # noqa: ARG002
+    def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
+        for sampler in self._samplers:
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
         for index, (x, y) in enumerate(self._batches):
             if index < first:
                 continue
@@ -230,6 +237,16 @@ class _Loader:
                 require_divisible(x, num_items, purpose="training on several ranks", instead="train in one process")
                 x, y = tree.take(x, self._share), tree.take(y, self._share)
             yield x, y, None
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """Return what a DataLoader takes the numbers of its items from, the innermost last; nothing of other loaders."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return []
+    found: list[Any] = [loader.sampler if loader.batch_sampler is None else loader.batch_sampler]
+    while (inner := getattr(found[-1], "sampler", None)) is not None:
+        found.append(inner)
+    return found
 
 
 def epoch_order(num_items: int, seed: int, epoch: int) -> Tensor:

@@ -1,0 +1,90 @@
+"""Loaders whose samplers choose the items: told apart by what they do, begun anew in each epoch, never shared twice."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+import varlap
+from varlap.training.sampler import FitSampler
+from varlap.training.source import as_source
+
+ITEMS = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8) % 2)
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "shuffle": {"shuffle": True, "batch_size": 4},
+    "subset": {"sampler": SubsetRandomSampler(range(8)), "batch_size": 4},
+    "batches of a random sampler": {"batch_sampler": BatchSampler(RandomSampler(ITEMS), 4, drop_last=False)},
+    "distributed": {"sampler": DistributedSampler(ITEMS, 2, 0), "batch_size": 4},
+    "fit's": {"sampler": FitSampler(ITEMS), "batch_size": 4},
+    "one of one's own": {"batch_sampler": type("Own", (list,), {"sampler": object()})([[0, 1], [2, 3]])},
+}
+
+
+def _source(loader: Any, share: slice = slice(None), resumable: bool = False) -> Any:
+    settings = {"batch_size": 4, "seed": 0, "device": torch.device("cpu")}
+    return as_source(loader, share=share, resumable=resumable, **settings)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_chooses_is_refused_on_several_ranks(name: str):
+    with pytest.raises(varlap.errors.ConfigError, match="some items would never be trained on; give fit the Dataset"):
+        _source(DataLoader(ITEMS, **SAMPLERS[name]), share=slice(0, None, 2))
+
+
+@pytest.mark.parametrize(
+    "batches", [{"batch_size": 4}, {"batch_sampler": BatchSampler(SequentialSampler(ITEMS), 4, False)}]
+)
+def test_several_ranks_see_all_items_of_a_loader_in_order(batches: dict[str, Any]):
+    loader = DataLoader(ITEMS, **batches)
+    seen = [x for rank in (0, 1) for x, _, _ in _source(loader, share=slice(rank, None, 2)).epoch(0, 0)]
+    assert torch.cat(seen).flatten().sort().values.tolist() == list(range(8))
+
+
+def test_batches_of_a_random_sampler_are_not_called_the_same_in_every_epoch(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING)
+    loader = DataLoader(ITEMS, **SAMPLERS["batches of a random sampler"])
+    _source(loader)
+    assert caplog.text == ""
+    _source(loader, resumable=True)
+    assert "the DataLoader shuffles by itself" in caplog.text
+
+
+@pytest.mark.parametrize("sampler", [FitSampler(ITEMS), DistributedSampler(ITEMS, 1, 0)], ids=["fit's", "torch's"])
+def test_a_sampler_of_epochs_is_told_which_one_it_is(sampler: Any):
+    def order(epoch: int) -> list[float]:
+        return [float(x) for batch, _, _ in source.epoch(epoch, 0) for x in batch]
+
+    source = _source(DataLoader(ITEMS, batch_size=4, sampler=sampler))
+    first, second = order(0), order(1)
+    assert first != second
+    assert order(0) == first
+
+
+def test_a_run_by_a_sampler_of_epochs_is_carried_on_exactly(tmp_path: Path):
+    def trained(**settings: Any) -> varlap.BNN:
+        torch.manual_seed(0)
+        bnn = varlap.BNN(varlap.models.mlp(1, 2))
+        loader = DataLoader(ITEMS, batch_size=4, sampler=FitSampler(ITEMS, seed=3))
+        varlap.fit(bnn, varlap.MAP(8), loader, epochs=4, progress="none", **settings)
+        return bnn
+
+    def stop(row: Any, step: int) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    logger = type("Logger", (), {"log_metrics": staticmethod(stop)})()
+    with pytest.raises(KeyboardInterrupt):
+        trained(out=tmp_path / "run", save_every=2, loggers=[logger])
+    carried_on, alone = trained(out=tmp_path / "run", save_every=2), trained()
+    assert all(torch.equal(a, b) for a, b in zip(carried_on.parameters(), alone.parameters(), strict=True))
