@@ -207,7 +207,7 @@ def test_all_exceptions_derive_from_one_and_from_what_python_would_raise():
     classes = {
         name: kind
         for name, kind in vars(errors).items()
-        if inspect.isclass(kind) and issubclass(kind, BaseException) and name != "VarlapError"
+        if inspect.isclass(kind) and issubclass(kind, BaseException) and name not in ("VarlapError", "Interrupted")
     }
     assert {"ConfigError", "NetworkError", "BatchError", "NonFiniteError", "DataError"} <= set(classes)
     for name, kind in classes.items():
@@ -215,9 +215,14 @@ def test_all_exceptions_derive_from_one_and_from_what_python_would_raise():
             assert issubclass(kind, errors.VarlapWarning), name
         else:
             assert issubclass(kind, VarlapError), name
-            # What stops a training on request is no error of Python's.
-            assert len(kind.__bases__) == (1 if name == "Interrupted" else 2), name
+            assert len(kind.__bases__) == 2, name
         assert kind.__doc__, name
+
+
+def test_what_stops_a_training_on_request_passes_through_a_loop_that_outlives_errors():
+    """A sweep that catches every error of a run must end where its user asks for it."""
+    assert issubclass(errors.Interrupted, KeyboardInterrupt)
+    assert not issubclass(errors.Interrupted, Exception)
 
 
 def test_import_and_first_step_raise_no_warning_of_any_kind():

@@ -3,13 +3,14 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from varlap import files
 from varlap.errors import ConfigError
-from varlap.files import alone, locked
+from varlap.files import alone, locked, replace_file
 
 pytest.importorskip("fcntl")
 
@@ -51,3 +52,14 @@ def test_a_block_waits_for_the_one_before_it(tmp_path: Path):
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
+
+
+def test_what_a_killed_process_left_beside_a_file_goes_with_a_later_write(tmp_path: Path):
+    path = tmp_path / "digits [1].json"
+    old, new, other = (tmp_path / name for name in (f".{path.name}.1.tmp", f".{path.name}.2.tmp", ".other.json.1.tmp"))
+    for left in (old, new, other):
+        left.write_bytes(b"")
+    for left in (old, other):
+        os.utime(left, (time.time() - 2 * files.LONGER_THAN_A_WRITE_S,) * 2)
+    replace_file(path, b"{}")
+    assert sorted(tmp_path.iterdir()) == sorted([path, new, other])  # `new` may be of a process that writes now

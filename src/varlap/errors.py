@@ -40,8 +40,10 @@ class MissingExtraError(VarlapError, ImportError):
     """An optional dependency that is not installed; the message holds the pip command."""
 
 
-class Interrupted(VarlapError):
+class Interrupted(KeyboardInterrupt):
     """A training that a signal stopped between two steps.
+
+    No `VarlapError`: as with Python's own KeyboardInterrupt, `except Exception` lets it pass.
 
     Args:
         signal: the signal's number, such as that of SIGTERM.
@@ -60,7 +62,8 @@ class Interrupted(VarlapError):
         after = (
             f"a checkpoint was saved at step {step} and the same command carries on from there"
             if saved
-            else f"the {step} steps done are lost, since no checkpoint was saved; train with a run folder to keep them"
+            else f"the weights of step {step} are in the network alone, and nothing carries on from there; train with "
+            "a run folder, fit(..., out=...), to keep them"
         )
         super().__init__(f"{name} stopped the training; {after}")
         self.signal = signal
@@ -87,7 +90,8 @@ class OutOfTime(VarlapError, TimeoutError):
         after = (
             "a checkpoint was saved and the same call carries on from there"
             if saved
-            else "its steps are lost, since no checkpoint was saved; train with a run folder to keep them"
+            else "its weights are in the network alone, and nothing carries on from there; train with a run folder, "
+            "fit(..., out=...), to keep them"
         )
         super().__init__(f"the time was over after step {step}; {after}")
         self.step = step

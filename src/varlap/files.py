@@ -1,9 +1,11 @@
 """Files that are whole or not there, or that one process holds, and values as JSON can hold them."""
 
+import contextlib
+import glob
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +15,8 @@ try:
     import fcntl
 except ImportError:  # there is none on Windows
     fcntl = None
+
+LONGER_THAN_A_WRITE_S = 3600
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -28,7 +32,7 @@ def replace_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-@contextmanager
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside a path; when it is written, bring it to the disk and rename it.
 
@@ -42,6 +46,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     path = path.resolve()  # a link stays a link
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    for left in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
+                left.unlink()  # of a process that was killed while it wrote
     try:
         with beside.open("wb") as file:
             yield file
@@ -81,7 +89,7 @@ def locked(path: Path) -> BinaryIO | None:
     return file
 
 
-@contextmanager
+@contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for this file, which stays there empty; on Windows do not.
 

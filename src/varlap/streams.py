@@ -7,6 +7,7 @@ step: the same numbers give the same stream.
 import contextlib
 import hashlib
 import operator
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from varlap.errors import ConfigError
+
+_GLOBAL_GENERATORS = threading.RLock()
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -128,9 +131,12 @@ class Streams:
 
     @contextlib.contextmanager
     def around_network(self, device: torch.device) -> Iterator[None]:
-        """Give dropout and its like a stream of this step, and put the global generators back afterwards."""
+        """Give dropout and its like a stream of this step, and put the global generators back afterwards.
+
+        These are the whole process's, so one thread at a time has them.
+        """
         devices = [device] if device.type not in ("cpu", "mps", "meta") else []
-        with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
+        with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
             seed = derive_seed(self.seed, "network", self.step, self.micro_batch, self.rank)
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":

@@ -281,6 +281,30 @@ def test_hessian_that_is_no_maximum_is_refused_and_nothing_moves():
     varlap.laplace(bnn, (x, y), 1e-3)  # the way out that it names
 
 
+def test_a_hessian_is_judged_by_the_scales_that_its_variances_are_set_by():
+    """An empirical-Bayes prior is refitted before; by the old scales variances would be found that are not numbers."""
+
+    def everything():
+        return clone(bnn.log_sigma) | {f"s of {name}": scale.clone() for name, scale in bnn.prior_scale.items()}
+
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    bnn = varlap.BNN(network, prior=varlap.EmpiricalBayesPrior())
+    with torch.no_grad():
+        for scale in bnn.prior_scale.values():
+            scale.fill_(1e-2)
+        for mean in bnn.means().values():
+            mean.mul_(3)
+    x, y = torch.randn(20, 3, dtype=torch.float64), torch.arange(20) % 3
+    hessian = varlap.hessian_diagonal(bnn, (x, y))
+    by_old_scales = [-20 * h + 1 / bnn.prior_scale[name].square() for name, h in hessian.items()]
+    assert all(precision.min() > 0 for precision in by_old_scales)
+    before = everything()
+    with pytest.raises(ConfigError, match="have no variance"):
+        varlap.laplace(bnn, (x, y), curvature="hessian")
+    assert_close(everything(), before)
+
+
 @pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
 def test_beta_must_be_positive(beta):
     bnn, x, y = CASES[0].make()

@@ -13,6 +13,8 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import varlap
+from varlap.errors import BatchError
+from varlap.metrics.accumulator import Scores
 from varlap.training.distributed import World, join_world
 
 RANKS = 2
@@ -316,6 +318,18 @@ def _share_unevenly(folder: Path) -> None:
 
 def test_a_rank_without_items_takes_part_and_what_cannot_be_shared_is_refused(tmp_path: Path):
     _ranks(_share_unevenly, tmp_path)
+
+
+def _gather_scores(folder: Path) -> None:
+    scores, probs = Scores(), torch.eye(3)
+    if not dist.get_rank():
+        scores.add(varlap.Prediction(probs=probs), torch.arange(3))
+    with pytest.raises(BatchError, match="a rank has scored no items"):
+        scores.gather()
+
+
+def test_scores_of_a_rank_without_items_are_an_error_of_all(tmp_path: Path):
+    _ranks(_gather_scores, tmp_path)
 
 
 def _shard(folder: Path) -> None:

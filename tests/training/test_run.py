@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,26 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path):
     best = min(range(len(nlls)), key=nlls.__getitem__)
     assert len(nlls) == best + 4 < 60
     assert varlap.evaluate(bnn, made_data(20))["nll"] == pytest.approx(nlls[best], rel=1e-6)
+    saved = max((tmp_path / "checkpoints").glob("step-*"))
+    assert same_bits(varlap.load(saved, made_bnn().network), bnn)
+
+
+def test_trainings_in_threads_are_those_of_one_after_another():
+    """Dropout draws from a generator that all threads of a process share."""
+
+    def trained(seed: int) -> varlap.BNN:
+        bnn = bnns[seed]
+        fit_small(bnn, seed=seed, augment=None)
+        return bnn
+
+    found = []
+    for workers in (1, 4):
+        bnns = [made_bnn() for _ in range(4)]
+        before = torch.get_rng_state()
+        with ThreadPoolExecutor(workers) as threads:
+            found.append(list(threads.map(trained, range(4))))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(itertools.starmap(same_bits, zip(*found, strict=True)))
 
 
 def test_best_weights_need_validation_data():

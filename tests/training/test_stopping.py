@@ -68,8 +68,8 @@ def test_when_the_time_is_over_it_saves_and_raises_and_the_same_call_carries_on(
     assert same_bits(alone, carried_on)
 
 
-def test_a_time_that_is_over_without_a_folder_says_that_all_is_lost():
-    with pytest.raises(OutOfTime, match="its steps are lost"):
+def test_a_time_that_is_over_without_a_folder_says_that_nothing_carries_on():
+    with pytest.raises(OutOfTime, match="its weights are in the network alone"):
         fit_small(made_bnn(), time_limit_s=1e-9)
     again = pickle.loads(pickle.dumps(OutOfTime(3, saved=True)))
     assert (again.step, again.saved, str(again)) == (3, True, str(OutOfTime(3, saved=True)))

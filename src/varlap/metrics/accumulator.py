@@ -127,6 +127,10 @@ class Scores:
 
         if self._bootstrap:
             raise ConfigError("Scores(bootstrap=...) cannot be gathered from several ranks; leave out the bootstrap")
+        num_items = [0] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(num_items, self._num_items)
+        if not all(num_items):
+            raise BatchError("a rank has scored no items; give each rank some, or gather on those that have")
         for parts in (self._items, self._labels, self._outside):
             own = _concatenated(parts)
             parts[:] = [{name: torch.cat(gather_all_tensors(column)) for name, column in own.items()}] if own else []

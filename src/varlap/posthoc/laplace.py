@@ -60,24 +60,30 @@ def laplace(
     elif curvature == "hessian":
         hessian = hessian_diagonal(bnn, data, num_probes=num_probes, batch_size=batch_size, seed=seed)
         diagonal = {name: -h for name, h in hessian.items()}
-        _refuse_negative_precisions(bnn, diagonal, num_data, beta)
     else:
         raise ConfigError(f"laplace(curvature={curvature!r}): choose 'fisher', 'sampled-fisher' or 'hessian'")
     named = [(f"the curvature of {name}", f) for name, f in diagonal.items()]
     check_finite(named, step=0, advice="look for weights or inputs that are not finite")
+    scales = {name: scale.clone() for name, scale in bnn.prior_scale.items()}
     bnn.refit_prior()
+    if curvature == "hessian" and (message := _negative_precisions(bnn, diagonal, num_data, beta)):
+        for name, scale in scales.items():
+            bnn.prior_scale[name].copy_(scale)
+        raise ConfigError(message)
     bnn.set_optimal_variances(diagonal, num_data, beta)
     return diagonal
 
 
-def _refuse_negative_precisions(bnn: BNN, diagonal: dict[str, Tensor], num_data: int, beta: float) -> None:
+def _negative_precisions(bnn: BNN, diagonal: dict[str, Tensor], num_data: int, beta: float) -> str | None:
+    """Say how many weights have no variance, if any."""
     wrong = {
         name: int((num_data * f + beta / bnn.prior_scale[name].square() <= 0).sum()) for name, f in diagonal.items()
     }
-    if any(wrong.values()):
-        worst = max(wrong, key=lambda name: wrong[name])
-        raise ConfigError(
-            f"laplace(curvature='hessian'): {sum(wrong.values())} of {bnn.num_weights()} weights have no variance, "
-            f"since the log-joint curves upwards there (most in {worst!r}); train to a maximum first, or use "
-            "curvature='fisher'"
-        )
+    if not any(wrong.values()):
+        return None
+    worst = max(wrong, key=lambda name: wrong[name])
+    return (
+        f"laplace(curvature='hessian'): {sum(wrong.values())} of {bnn.num_weights()} weights have no variance, "
+        f"since the log-joint curves upwards there (most in {worst!r}); train to a maximum first, or use "
+        "curvature='fisher'"
+    )

@@ -18,7 +18,7 @@ from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior
 from varlap.training.checkpoint import read_checkpoint, surviving, write_checkpoint
 from varlap.training.encoding import tensor_bytes
 
-MODEL = "model"
+MODEL, BEST = "model", "best"
 BESIDE = ".model"  # ends the name of the folder beside FILE.ckpt
 PRIORS: dict[str, Callable[..., Prior]] = {
     "FanInPrior": FanInPrior,
@@ -68,7 +68,8 @@ def load(
     """Load a model that `save` wrote: same weights to the bit, same likelihood, prior and choice of Bayesian weights.
 
     Args:
-        path: the folder, or a checkpoint NAME.ckpt that `LightningBNN` has written with such a folder beside it.
+        path: the folder, or one of a run's `checkpoints/step-…`, of which a run with `keep="best"` gives the best so
+            far, or a checkpoint NAME.ckpt that `LightningBNN` has written with such a folder beside it.
         network: one of the same architecture and dtype, with any weights; it takes over the saved ones.
         likelihood: only for one of your own, an object of the class that was saved.
         prior: only for one of your own, an object of the class that was saved.
@@ -100,7 +101,8 @@ def load(
             )
         path = folder
     checkpoint = read_checkpoint(surviving(path))
-    tensors, description = checkpoint.tensors.get(MODEL), checkpoint.documents.get(MODEL)
+    tensors = checkpoint.tensors.get(BEST) or checkpoint.tensors.get(MODEL)  # a run that keeps the best has both
+    description = checkpoint.documents.get(MODEL)
     if tensors is None or not isinstance(description, dict):
         raise CheckpointError(f"{path} is a checkpoint without a model; give a folder that BNN.save wrote")
     given = None if likelihood is None else choose_likelihood(likelihood)
