@@ -90,7 +90,8 @@ class Evaluated:
         kept = self.predictions
         result = Prediction(probs=kept.get("probs"), mean=kept.get("mean"), variance=kept.get("variance"))
         if result.variance is not None and "epistemic_variance" in kept:
-            result = replace(result, noise_variance=result.variance - kept["epistemic_variance"])
+            epistemic = kept["epistemic_variance"]
+            result = replace(result, noise_variance=result.variance - epistemic, epistemic_variance=epistemic)
         if result.probs is None:
             return result
         # Labels of the probabilities' own shape are yes or no, each for itself.

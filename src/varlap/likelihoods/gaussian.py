@@ -103,10 +103,12 @@ class Gaussian(nn.Module):
         assert noise is not None
         noise = noise.to(covariance.dtype)
         total = covariance + torch.diag_embed(noise.flatten(1) if noise.ndim > 1 else noise[:, None])
+        of_mean = variances_of(covariance, mean)
         return Prediction(
             mean=mean,
-            variance=variances_of(covariance, mean) + noise,
+            variance=of_mean + noise,
             noise_variance=noise,
+            epistemic_variance=of_mean,
             outputs=[{"mean": mean, "covariance": total}],
             likelihood=CorrelatedGaussian(),
         )

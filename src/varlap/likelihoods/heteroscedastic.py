@@ -52,7 +52,7 @@ class Heteroscedastic(nn.Module):
         centre, log_scale = self._split(mean)
         of_centre, of_log_scale = self._split(variances_of(covariance, mean))
         noise = (2 * log_scale + 2 * of_log_scale).exp()
-        return Prediction(mean=centre, variance=of_centre + noise, noise_variance=noise)
+        return Prediction(mean=centre, variance=of_centre + noise, noise_variance=noise, epistemic_variance=of_centre)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets whose shape is not that of the means."""

@@ -45,7 +45,8 @@ class Poisson(nn.Module):
         """Return the moments under a log rate N(m, v), exactly: E y = exp(m + v/2), Var y = E y + (eᵛ − 1)(E y)²."""
         variance = variances_of(covariance, mean)
         rate = (mean + variance / 2).exp()
-        return Prediction(mean=rate, variance=rate + variance.expm1() * rate.square(), noise_variance=rate)
+        of_rate = variance.expm1() * rate.square()
+        return Prediction(mean=rate, variance=rate + of_rate, noise_variance=rate, epistemic_variance=of_rate)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets that are no counts."""

@@ -37,10 +37,17 @@ class Prediction:
     """aleatoric: mean entropy of the averaged networks"""
     noise_variance: Tensor | None = None
     """aleatoric: mean noise variance of the averaged networks"""
+    epistemic_variance: Tensor | None = None
+    """of the means, which the weights leave open: `variance` − `noise_variance` where it is not given, and None for a
+    prediction by one network; beside a large noise it has digits only if it is given"""
     outputs: Sequence[Any] = ()
     """what each of the averaged networks returned"""
     likelihood: Any = None
     """how to read these outputs"""
+
+    def __post_init__(self) -> None:
+        if self.epistemic_variance is None and self.noise_variance is not None and self.variance is not None:
+            object.__setattr__(self, "epistemic_variance", (self.variance - self.noise_variance).clamp(min=0))
 
     def __repr__(self) -> str:
         shapes = {f.name: tuple(v.shape) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
@@ -67,13 +74,6 @@ class Prediction:
     def mutual_information(self) -> Tensor | None:
         """Epistemic: what the label would tell about the weights; None for a prediction by one network."""
         return None if self.expected_entropy is None else (self.entropy - self.expected_entropy).clamp(min=0)
-
-    @property
-    def epistemic_variance(self) -> Tensor | None:
-        """The part of the variance that comes from the weights; None for a prediction by one network."""
-        if self.noise_variance is None or self.variance is None:
-            return None
-        return (self.variance - self.noise_variance).clamp(min=0)
 
     @property
     def std(self) -> Tensor:

@@ -57,5 +57,11 @@ def average(likelihood: Likelihood, draws: Sequence[Any]) -> Prediction:
     if first.variance is None:
         return Prediction(mean=means.mean(0), **common)
     noise_variance = torch.stack([p.variance for p in predictions if p.variance is not None]).mean(0)
-    variance = noise_variance + means.var(0, correction=0)
-    return Prediction(mean=means.mean(0), variance=variance, noise_variance=noise_variance, **common)
+    of_means = means.var(0, correction=0)
+    return Prediction(
+        mean=means.mean(0),
+        variance=noise_variance + of_means,
+        noise_variance=noise_variance,
+        epistemic_variance=of_means,
+        **common,
+    )
