@@ -128,7 +128,7 @@ def test_a_result_says_whether_its_images_were_augmented(tmp_path: Path):
         ([*QUICK, "--beta", "-1"], "beta=-1.0) must be finite and not negative"),
         ([*QUICK, "--lr", "0"], "fit(lr=0.0) must be positive and finite"),
         ([*QUICK, "--precision", "fp8"], "choose 'fp32', 'bf16' or 'fp16'"),
-        ([*QUICK, "--patience", "3"], "need validation data"),
+        ([*QUICK, "--patience", "3"], "--patience 3 goes by held-out images, and there are none; add --validation 0.1"),
         (["bench", "step", "--model", "vgg"], "unknown model 'vgg'; choose one of preact-resnet-18, convnet, mlp"),
         (["bench", "step", "--methods", "VL best"], "methods are MAP"),
         (["bench", "growth", "--batch-size", "0"], "batch_size=0 must be at least 1"),
