@@ -10,6 +10,7 @@ import torch
 from varlap.errors import ConfigError, did_you_mean
 from varlap.training.step import Precision
 
+ELSEWHERE = {"device": "training is where the network is: move it by bnn.to(device), and fit takes the data there"}
 ADAM_LR, SGD_LR, SGD_MOMENTUM = 1e-3, 0.03, 0.9
 
 
@@ -129,7 +130,7 @@ class FitSettings:
         known = [f.name for f in fields(cls)]
         for name in settings:
             if name not in known:
-                hint = did_you_mean(name, known, f"it has {', '.join(known)}")
+                hint = ELSEWHERE.get(name) or did_you_mean(name, known, f"it has {', '.join(known)}")
                 raise ConfigError(f"fit has no setting {name!r}; {hint}")
         if "epochs" not in settings:
             raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")
