@@ -112,7 +112,10 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ({"momentum": 0.9}, r"fit\(momentum=0\.9\) is SGD's, not Adam's; leave it out"),
         ({"save_pause_s": -1}, r"fit\(save_pause_s=-1\) must be a number of seconds, at least 0"),
         ({"time_limit_s": 0}, r"fit\(time_limit_s=0\) must be a positive number of seconds"),
-        ({"device": "cpu"}, r"fit has no setting 'device'; training is where the network is: move it by bnn.to\(device\)"),
+        (
+            {"device": "cpu"},
+            r"fit has no setting 'device'; training is where the network is: move it by bnn.to\(device\)",
+        ),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )

@@ -11,6 +11,7 @@ from varlap.data import as_batches, as_tensors
 from varlap.errors import BatchError, VarlapWarning
 from varlap.likelihoods import Prediction
 from varlap.metrics.accumulator import Scores
+from varlap.metrics.bootstrap import checked_bootstrap
 from varlap.posterior import BNN
 from varlap.posterior.batch import check_finite, checked_batch
 from varlap.predict import predict
@@ -58,7 +59,8 @@ def evaluate(
         ood: inputs from elsewhere (a tensor, an array or a dict of them), or data in the forms above, whose targets are
             not read.
         only: names of the scores that are wanted; None for all that apply.
-        bootstrap: how often to draw the items anew for intervals `NAME_low` and `NAME_high`; 1000 is usual.
+        bootstrap: how often to draw the items anew for intervals `NAME_low` and `NAME_high`; 1000 is usual, 20 the
+            least, 0 for none.
         level: of the predictive intervals that `coverage` and `width` judge, and of the bootstrap's.
         batch_size: items in a batch.
 
@@ -67,6 +69,7 @@ def evaluate(
     >>> sorted(scores)
     ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
+    checked_bootstrap("evaluate", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature, closed_form)
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
     for y, prediction in predictions(bnn, data, batch_size, predict_fn):
