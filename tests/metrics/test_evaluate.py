@@ -135,9 +135,13 @@ def test_empty_and_unclean_data_are_refused():
             BatchError, match="ood holds no items, counted by the first dimension; give at least one, or"
         ):
             varlap.evaluate(bnn, (x, y), ood=nothing)
-    with pytest.raises(NonFiniteError, match="step 0: x holds NaN; nothing was changed; clean the data"):
+    with pytest.raises(
+        NonFiniteError, match=r"^x holds NaN, in batch 0 \(the first is 0\); clean the data or the transform"
+    ):
         varlap.evaluate(bnn, (x * math.nan, y))
-    with pytest.raises(NonFiniteError, match="step 0: ood x holds NaN"):
+    with pytest.raises(NonFiniteError, match=r"^x holds Inf, in batch 1"):
+        varlap.evaluate(bnn, (torch.tensor([[0.0] * 3, [math.inf] * 3]), y), batch_size=1)
+    with pytest.raises(NonFiniteError, match=r"^ood x holds NaN, in batch 0"):
         varlap.evaluate(bnn, (x, y), ood=x * math.nan)
     with pytest.raises(BatchError, match="label 3 is out of range: the network has 3 outputs"):
         varlap.evaluate(bnn, (x, y + 2))
