@@ -130,6 +130,12 @@ def test_a_result_says_whether_its_images_were_augmented(tmp_path: Path):
         ([*QUICK, "--precision", "fp8"], "choose 'fp32', 'bf16' or 'fp16'"),
         ([*QUICK, "--patience", "3"], "--patience 3 goes by held-out images, and there are none; add --validation 0.1"),
         ([*QUICK, "--validation", "0.0003"], "validation = 0.0003 of 1437 images of digits is none; hold out more"),
+        (
+            [*QUICK, "--seed", "1" + 20 * "0"],
+            "seed=100000000000000000000 must be a whole number from -2**63 to 2**64 - 1",
+        ),
+        ([*QUICK, "--recipe", "sgd", "--seed", "1" + 20 * "0"], "must be a whole number from -2**63 to 2**64 - 1"),
+        (["demo", "--seed", "1" + 20 * "0"], "must be a whole number from -2**63 to 2**64 - 1"),
         (["bench", "step", "--model", "vgg"], "unknown model 'vgg'; choose one of preact-resnet-18, convnet, mlp"),
         (["bench", "step", "--methods", "VL best"], "methods are MAP"),
         (["bench", "growth", "--batch-size", "0"], "batch_size=0 must be at least 1"),

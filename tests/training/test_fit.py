@@ -116,6 +116,7 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
             {"device": "cpu"},
             r"fit has no setting 'device'; training is where the network is: move it by bnn.to\(device\)",
         ),
+        ({"seed": 10**20}, r"fit\(seed=1(0{20})\) must be a whole number from -2\*\*63 to 2\*\*64 - 1"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )

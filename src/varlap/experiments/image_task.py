@@ -11,6 +11,7 @@ from varlap.data import ArrayData, Normaliser, load
 from varlap.errors import ConfigError
 from varlap.experiments.outside import outside
 from varlap.models import convnet, mlp, preact_resnet18
+from varlap.seeds import checked_seed
 
 MODELS = ("preact-resnet-18", "convnet", "mlp")
 
@@ -44,6 +45,7 @@ class ImageTask:
     def __post_init__(self) -> None:
         if self.model not in ("auto", *MODELS):
             raise ConfigError(f"unknown model {self.model!r}; choose one of auto, {', '.join(MODELS)}")
+        checked_seed(self.seed)
 
     @cached_property
     def images(self) -> ArrayData:
