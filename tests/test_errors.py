@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -53,6 +54,22 @@ def test_beta_that_is_no_temperature_is_refused(objective, beta):
         ConfigError, match=rf"{objective.__name__}\(beta={beta}\) must be finite and not negative; 1 is Bayes"
     ):
         objective(num_data=10, beta=beta)
+
+
+@by_objective
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, "one", True, None], ids=str)
+def test_a_seed_that_no_generator_takes_is_refused(objective, seed):
+    message = rf"{objective.__name__}\(seed={seed!r}\) must be a whole number from -2\*\*63 to 2\*\*64 - 1"
+    with pytest.raises(ConfigError, match=message):
+        objective(num_data=10, seed=seed)
+
+
+@by_objective
+@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63), np.int64(3)], ids=str)
+def test_any_seed_that_generators_take_is_kept_as_a_plain_number(objective, seed):
+    kept = objective(num_data=10, seed=seed).seed
+    assert (kept, type(kept)) == (seed, int)
+    assert torch.Generator().manual_seed(kept).initial_seed() == int(seed) % 2**64
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_another_question_leaves_earlier_evaluations_as_they_are(run: Path):
 
 
 def test_people_get_a_table_and_pictures(run: Path):
-    said = _run("evaluate", str(run), "--ood", "letters", "--bootstrap", "5")
+    said = _run("evaluate", str(run), "--ood", "letters", "--bootstrap", "20")
     (kept,) = Evaluated.read_all(run)
     assert f"{kept.scores['nll']:.4f} ({kept.scores['nll_low']:.4f}–{kept.scores['nll_high']:.4f})" in said
     assert "ood_auroc_entropy" in said
@@ -163,6 +163,11 @@ def test_a_temperature_needs_held_out_images(tmp_path: Path):
         "was trained on all its images, so none are left to fit a temperature on; train with `varlap train ... "
         "--validation 0.1`",
     )
+
+
+def test_intervals_of_too_few_draws_are_refused(run: Path):
+    _refused(["--bootstrap", "1"], run, "evaluate(bootstrap=1): an interval of so few draws may leave out the score")
+    assert not (run / "evaluations").exists()
 
 
 def test_a_map_run_has_nothing_to_average_over(run: Path):

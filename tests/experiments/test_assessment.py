@@ -18,7 +18,7 @@ OUTSIDE = 3 * torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
 @pytest.mark.filterwarnings("ignore::varlap.errors.VarlapWarning")
 def test_scores_equal_those_of_evaluate(options: dict):
     bnn = varlap.BNN(nn.Linear(4, 3))
-    options |= {"seed": 3, "ood": OUTSIDE, "bootstrap": 10, "batch_size": 16}
+    options |= {"seed": 3, "ood": OUTSIDE, "bootstrap": 20, "batch_size": 16}
     assert assess(bnn, CLASSES, name="x", **options).scores == varlap.evaluate(bnn, CLASSES, **options)
 
 

@@ -222,6 +222,13 @@ def test_more_training_images_than_a_later_data_set_has_are_refused_before_anyth
         run_grid([RunSpec("digits", "map", 0.1, num_train=1294)], Store(tmp_path / "store"))
 
 
+def test_a_held_out_part_that_is_no_image_is_refused_before_anything_runs(tmp_path: Path):
+    specs = [RunSpec("digits", "map", 0.1, validation=part) for part in (0.1, 0.0003)]
+    with pytest.raises(ConfigError, match=r"^validation = 0.0003 of 1437 images of digits is none; hold out more"):
+        run_grid(specs, Store(tmp_path / "store"))
+    assert not os.path.exists(tmp_path / "store")
+
+
 def test_a_grid_that_the_store_has_needs_no_data_unless_a_diverged_run_is_to_be_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -38,5 +38,9 @@ def test_another_seed_holds_other_images_out():
 def test_what_is_wrong_is_named():
     with pytest.raises(ConfigError, match="unknown model 'vgg'; choose one of auto, preact-resnet-18, convnet, mlp"):
         ImageTask("digits", "vgg")
+    with pytest.raises(
+        ConfigError, match=r"validation = 0.0003 of 1437 images of digits is none; hold out more, such as"
+    ):
+        _ = ImageTask("digits", validation=0.0003).training
     with pytest.raises(ConfigError, match=r"--validation 1.0 leaves no training images; hold out less"):
         _ = ImageTask("digits", validation=1.0).training

@@ -337,6 +337,8 @@ def test_what_lightning_decides_is_said_so_and_typos_get_a_hint():
     bnn, objective = varlap.BNN(network()), varlap.VL(NUM_ITEMS)
     with pytest.raises(ConfigError, match=r"LightningBNN\(epochs=\.\.\.\) is Lightning's.*Trainer\(max_epochs="):
         LightningBNN(bnn, objective, epochs=3)
+    with pytest.raises(ConfigError, match=r"LightningBNN\(device=\.\.\.\) is Lightning's.*Trainer\(accelerator="):
+        LightningBNN(bnn, objective, device="cuda")
     with pytest.raises(ConfigError, match="no setting 'learning_rate'"):
         LightningBNN(bnn, objective, learning_rate=1)
     with pytest.raises(ConfigError, match="needs a BNN and an objective, got Sequential, VL"):

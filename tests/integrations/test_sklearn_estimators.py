@@ -247,6 +247,19 @@ def test_the_number_of_threads_is_put_back():
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"beta": "cv"}], ids=["fit", "cv"])
+def test_one_class_alone_is_refused_by_its_name(options):
+    with pytest.raises(ValueError, match="y has one class only, cat; give rows of at least two"):
+        varlap.VLClassifier(**FEW | options).fit(X_IRIS, ["cat"] * len(X_IRIS))
+
+
+def test_one_class_alone_is_refused_by_partial_fit_unless_there_are_others():
+    for classes in (None, [0]):
+        with pytest.raises(ValueError, match="y has one class only, 0; give rows of at least two"):
+            varlap.VLClassifier(**FEW).partial_fit(X_IRIS, np.zeros(150, dtype=int), classes=classes)
+    varlap.VLClassifier(**FEW).partial_fit(X_IRIS, np.zeros(150, dtype=int), classes=[0, 1])
+
+
 # ---- partial_fit --------------------------------------------------------------------------------------------------
 
 

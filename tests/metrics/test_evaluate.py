@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import varlap
 from cases import LIKELIHOOD_CASES
-from varlap.errors import BatchError, NonFiniteError
+from varlap.errors import BatchError, ConfigError, NonFiniteError
 
 
 class Given(nn.Module):
@@ -78,8 +78,8 @@ def test_regression_scores_equal_those_counted_by_hand():
 def test_evaluate_gives_the_scores_of_the_prediction_for_any_batch_size(case, batch_size):
     bnn, x, y = case.make()
     other = x + 1
-    whole = varlap.metrics.score(bnn.predict(x), y, ood=bnn.predict(other), bootstrap=3)
-    found = varlap.evaluate(bnn, (x, y), ood=other, bootstrap=3, batch_size=batch_size)
+    whole = varlap.metrics.score(bnn.predict(x), y, ood=bnn.predict(other), bootstrap=20)
+    found = varlap.evaluate(bnn, (x, y), ood=other, bootstrap=20, batch_size=batch_size)
     assert found == pytest.approx(whole, rel=1e-9)
     assert bnn.network.training
 
@@ -116,6 +116,16 @@ def test_inputs_in_a_dict_may_be_out_of_distribution():
     assert expected["ood_auroc_entropy"] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("bootstrap", [1, 19])
+def test_too_few_draws_for_an_interval_are_refused(bootstrap):
+    bnn, data = varlap.BNN(Given()), (torch.zeros(4, 3), torch.arange(4) % 3)
+    with pytest.raises(
+        ConfigError, match=rf"evaluate\(bootstrap={bootstrap}\).*leave out the score itself; give at least 20"
+    ):
+        varlap.evaluate(bnn, data, bootstrap=bootstrap)
+    assert "nll_low" in varlap.evaluate(bnn, data, bootstrap=20)
+
+
 def test_empty_and_unclean_data_are_refused():
     bnn, x, y = varlap.BNN(Given()), torch.zeros(2, 3), torch.tensor([0, 1])
     with pytest.raises(BatchError, match="the data hold no items; give at least one"):
@@ -125,9 +135,13 @@ def test_empty_and_unclean_data_are_refused():
             BatchError, match="ood holds no items, counted by the first dimension; give at least one, or"
         ):
             varlap.evaluate(bnn, (x, y), ood=nothing)
-    with pytest.raises(NonFiniteError, match="step 0: x holds NaN; nothing was changed; clean the data"):
+    with pytest.raises(
+        NonFiniteError, match=r"^x holds NaN, in batch 0 \(the first is 0\); clean the data or the transform"
+    ):
         varlap.evaluate(bnn, (x * math.nan, y))
-    with pytest.raises(NonFiniteError, match="step 0: ood x holds NaN"):
+    with pytest.raises(NonFiniteError, match=r"^x holds Inf, in batch 1"):
+        varlap.evaluate(bnn, (torch.tensor([[0.0] * 3, [math.inf] * 3]), y), batch_size=1)
+    with pytest.raises(NonFiniteError, match=r"^ood x holds NaN, in batch 0"):
         varlap.evaluate(bnn, (x, y), ood=x * math.nan)
     with pytest.raises(BatchError, match="label 3 is out of range: the network has 3 outputs"):
         varlap.evaluate(bnn, (x, y + 2))

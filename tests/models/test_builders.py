@@ -18,6 +18,12 @@ def test_mlp_has_an_activation_between_linear_layers_and_none_at_the_end():
     assert network(torch.zeros(7, 3)).shape == (7, 2)
 
 
+def test_mlp_takes_the_size_of_its_one_hidden_layer():
+    assert [p.shape for p in mlp(3, 2, hidden=10).parameters()] == [p.shape for p in mlp(3, 2, (10,)).parameters()]
+    with pytest.raises(ConfigError, match=r"mlp: hidden\[0\] is 2.5; give a whole number of at least 1"):
+        mlp(3, 2, hidden=2.5)  # type: ignore[arg-type]
+
+
 def test_mlp_without_hidden_layers_is_linear():
     assert [type(layer) for layer in mlp(3, 2, hidden=())] == [nn.Linear]
 

@@ -112,6 +112,11 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ({"momentum": 0.9}, r"fit\(momentum=0\.9\) is SGD's, not Adam's; leave it out"),
         ({"save_pause_s": -1}, r"fit\(save_pause_s=-1\) must be a number of seconds, at least 0"),
         ({"time_limit_s": 0}, r"fit\(time_limit_s=0\) must be a positive number of seconds"),
+        (
+            {"device": "cpu"},
+            r"fit has no setting 'device'; training is where the network is: move it by bnn.to\(device\)",
+        ),
+        ({"seed": 10**20}, r"fit\(seed=1(0{20})\) must be a whole number from -2\*\*63 to 2\*\*64 - 1"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
     ],
 )

@@ -74,6 +74,31 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(tmp_path: Path):
         fit_small(made_bnn(), out=tmp_path, resume="never")
 
 
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_whose_run_kept_nothing_is_taken_over(tmp_path: Path, resume: Any):
+    with pytest.raises(Stopped):
+        fit_small(made_bnn(), at_step(2, stop), out=tmp_path, lr=3e-2)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["spec.json"]
+    fit_small(made_bnn(), out=tmp_path, lr=2e-2, resume=resume)
+    assert json.loads((tmp_path / "spec.json").read_text())["settings"]["lr"] == 2e-2
+
+
+@pytest.mark.parametrize("kept", ["metrics.jsonl", "checkpoints", "result.json"])
+def test_a_folder_whose_run_kept_something_is_not_taken_over(tmp_path: Path, kept: str):
+    with pytest.raises(Stopped):
+        fit_small(made_bnn(), at_step(2, stop), out=tmp_path, lr=3e-2)
+    (tmp_path / kept).mkdir() if kept == "checkpoints" else (tmp_path / kept).write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"belongs to another run: it has lr=0.03, not 0.02"):
+        fit_small(made_bnn(), out=tmp_path, lr=2e-2)
+
+
+def test_a_spec_of_something_else_is_not_written_over(tmp_path: Path):
+    (tmp_path / "spec.json").write_text('{"name": "mine"}')
+    with pytest.raises(ConfigError, match="belongs to another run"):
+        fit_small(made_bnn(), out=tmp_path)
+    assert (tmp_path / "spec.json").read_text() == '{"name": "mine"}'
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

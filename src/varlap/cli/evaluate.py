@@ -16,6 +16,7 @@ from varlap.cli.table import score_table
 from varlap.errors import ConfigError
 from varlap.experiments import Evaluated, TrainedRun, assess, draw_figures
 from varlap.files import finite
+from varlap.metrics.bootstrap import checked_bootstrap
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature
 from varlap.predict.dispatch import DEFAULT_LINEARISED, DEFAULT_SAMPLES
@@ -41,7 +42,9 @@ def evaluate(
     temperature_from_validation: Annotated[
         bool, typer.Option("--temperature-from-validation", help="also divide logits by what held-out images choose")
     ] = False,
-    bootstrap: Annotated[int, typer.Option(min=0, help="sets of items drawn for intervals; 1000 is usual")] = 0,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="sets of items drawn for intervals; 1000 is usual, 0 for none")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="images at a time")] = 512,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
@@ -55,6 +58,7 @@ def evaluate(
     """
     log_to_stderr(quiet=as_json)
     with user_mistakes():
+        checked_bootstrap("evaluate", bootstrap)
         opened = TrainedRun.open(run)
         _check_variances(opened, how)
         task, bnn = opened.task, opened.bnn(choose_device(device))

@@ -101,6 +101,10 @@ def train(
             raise ConfigError(f"--set {settings[0]} changes a setting of a recipe; give --recipe too, such as sgd")
         else:
             made = by_options(data, method, beta, seed, given)
+        if patience is not None and not made.task.validation:
+            raise ConfigError(
+                f"--patience {patience} goes by held-out images, and there are none; add --validation 0.1"
+            )
         warn_if_slow(chosen, made.label["model"], made.label.get("width", USUAL_WIDTH), "--model convnet")
         task, bnn, training = made.task, made.bnn.to(chosen), made.task.training
         history = fit(

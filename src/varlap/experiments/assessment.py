@@ -13,6 +13,7 @@ from varlap.experiments.evaluation import Evaluated, origin
 from varlap.likelihoods import Prediction
 from varlap.metrics import Scores
 from varlap.metrics.accumulator import uncertainties
+from varlap.metrics.bootstrap import checked_bootstrap
 from varlap.metrics.evaluate import outside_predictions, predictions, predictor
 from varlap.metrics.rows import IGNORED_LABEL
 from varlap.plot import sigma_over_s, travelling_variances
@@ -59,6 +60,7 @@ def assess(
     >>> found.spec
     {'how': 'linearised', 'num_samples': 30, 'temperature': 1.0}
     """
+    checked_bootstrap("assess", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature)
     scores = Scores(bootstrap=bootstrap, seed=seed, trusted=True)
     inside: list[dict[str, Tensor]] = []

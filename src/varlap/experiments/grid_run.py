@@ -13,7 +13,7 @@ from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments.evaluation import origin
 from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid_progress import GridProgress
-from varlap.experiments.image_task import check_num_train
+from varlap.experiments.image_task import check_held_out, check_num_train
 from varlap.experiments.known_runs import SAME_RUN, KnownRuns
 from varlap.experiments.names import names
 from varlap.experiments.run import RUNNING, claim, epochs_done, epochs_told, forget, run
@@ -226,9 +226,10 @@ def _check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None
             f"there, or set VARLAP_DATA to the folder that holds {it}{choose}"
         )
     for data in wanted:
-        sizes = {(spec.validation, spec.num_train) for spec in pending if spec.data == data and spec.num_train}
-        if sizes and (num_images := num_training_images(data)) is not None:
+        sizes = {(spec.validation, spec.num_train) for spec in pending if spec.data == data}
+        if (num_images := num_training_images(data)) is not None:
             for validation, num_train in sizes:
+                check_held_out(data, num_images, validation)
                 check_num_train(data, num_images, validation, num_train)
 
 

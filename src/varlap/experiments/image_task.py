@@ -11,6 +11,7 @@ from varlap.data import ArrayData, Normaliser, load
 from varlap.errors import ConfigError
 from varlap.experiments.outside import outside
 from varlap.models import convnet, mlp, preact_resnet18
+from varlap.seeds import checked_seed
 
 MODELS = ("preact-resnet-18", "convnet", "mlp")
 
@@ -44,6 +45,7 @@ class ImageTask:
     def __post_init__(self) -> None:
         if self.model not in ("auto", *MODELS):
             raise ConfigError(f"unknown model {self.model!r}; choose one of auto, {', '.join(MODELS)}")
+        checked_seed(self.seed)
 
     @cached_property
     def images(self) -> ArrayData:
@@ -119,6 +121,7 @@ class ImageTask:
     def _split(self) -> tuple[Pair, Pair | None]:
         x, y = self.normalise(self.images.train_images), self.images.train_labels
         num_held_out = round(self.validation * len(y))
+        check_held_out(self.data, len(y), self.validation)
         if not num_held_out and self.num_train is None:
             return (x, y), None
         if num_held_out >= len(y):
@@ -128,6 +131,19 @@ class ImageTask:
         check_num_train(self.data, len(y), self.validation, self.num_train)
         kept = kept[: self.num_train]
         return (x[kept], y[kept]), (x[held_out], y[held_out]) if num_held_out else None
+
+
+def check_held_out(data: str, num_images: int, validation: float) -> None:
+    """Refuse a part that is no image at all, since nothing would be held out in silence.
+
+    >>> check_held_out("digits", 1437, 0.0003)
+    Traceback (most recent call last):
+    varlap.errors.ConfigError: validation = 0.0003 of 1437 images of digits is none; hold out more, such as 0.1, or 0
+    """
+    if validation and not round(validation * num_images):
+        raise ConfigError(
+            f"validation = {validation:g} of {num_images} images of {data} is none; hold out more, such as 0.1, or 0"
+        )
 
 
 def check_num_train(data: str, num_images: int, validation: float, num_train: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from varlap.data import KNOWN_NAMES
 from varlap.errors import ConfigError, did_you_mean
+from varlap.seeds import checked_seed
 
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
@@ -135,6 +136,7 @@ class RunSpec:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} must be true or false")
         if type(self.seed) is not int or self.seed < 0:
             raise ConfigError(f"seed = {self.seed!r} must be a whole number of at least 0")
+        checked_seed(self.seed)
         if not isinstance(self.recipe, str) or not self.recipe.replace("-", "").isalnum():
             raise ConfigError(f"recipe = {self.recipe!r} becomes part of a file's name; use letters, digits and -")
         if self.momentum and self.optimizer != "SGD":

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "keep": "ModelCheckpoint(monitor='validation_nll')",
     "save_every": "ModelCheckpoint(every_n_train_steps=...)",
     "num_checkpoints": "ModelCheckpoint(save_top_k=...)",
+    "device": "Trainer(accelerator=...)",
 }
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 STATE = "varlap"  # the key of a checkpoint's dict

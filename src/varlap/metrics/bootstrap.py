@@ -5,9 +5,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from varlap.errors import ConfigError
+from varlap.metrics.rows import checked_count
 from varlap.streams import derive_seed
 
 Columns = dict[str, Tensor]
+
+FEWEST_DRAWS = 20
+
+
+def checked_bootstrap(owner: str, times: int) -> int:
+    """Refuse so few draws that an interval may leave out its own estimate; 0 is for no intervals.
+
+    >>> checked_bootstrap("evaluate", 1)
+    Traceback (most recent call last):
+    varlap.errors.ConfigError: evaluate(bootstrap=1): an interval of so few draws may leave out the score itself; ...
+    """
+    if 0 < checked_count(owner, "bootstrap", times, least=0) < FEWEST_DRAWS:
+        raise ConfigError(
+            f"{owner}(bootstrap={times}): an interval of so few draws may leave out the score itself; "
+            f"give at least {FEWEST_DRAWS}, of which 1000 are usual, or 0 for none"
+        )
+    return times
 
 
 def intervals(

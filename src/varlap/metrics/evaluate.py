@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors
-from varlap.errors import BatchError, VarlapWarning
+from varlap.errors import BatchError, NonFiniteError, VarlapWarning
 from varlap.likelihoods import Prediction
 from varlap.metrics.accumulator import Scores
+from varlap.metrics.bootstrap import checked_bootstrap
 from varlap.posterior import BNN
-from varlap.posterior.batch import check_finite, checked_batch
+from varlap.posterior.batch import CLEAN, find_nonfinite, shaped_batch
 from varlap.predict import predict
 from varlap.predict.dispatch import How
 
@@ -58,7 +60,8 @@ def evaluate(
         ood: inputs from elsewhere (a tensor, an array or a dict of them), or data in the forms above, whose targets are
             not read.
         only: names of the scores that are wanted; None for all that apply.
-        bootstrap: how often to draw the items anew for intervals `NAME_low` and `NAME_high`; 1000 is usual.
+        bootstrap: how often to draw the items anew for intervals `NAME_low` and `NAME_high`; 1000 is usual, 20 the
+            least, 0 for none.
         level: of the predictive intervals that `coverage` and `width` judge, and of the bootstrap's.
         batch_size: items in a batch.
 
@@ -67,6 +70,7 @@ def evaluate(
     >>> sorted(scores)
     ['accuracy', 'adaptive_ece', 'aurc', 'brier', 'classwise_ece', 'ece', 'nll']
     """
+    checked_bootstrap("evaluate", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature, closed_form)
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
     for y, prediction in predictions(bnn, data, batch_size, predict_fn):
@@ -110,7 +114,8 @@ def predictions(bnn: BNN, data: Any, batch_size: int, predict_fn: PredictFn) -> 
     [2, 2, 1]
     """
     for number, (x, y) in enumerate(as_batches(data, batch_size, bnn.dtype)):
-        checked_batch(x, y, step=number)  # where the data are: on the CPU that does not wait for the device
+        shaped_batch(x, y)
+        _check_finite([*tree.named_tensors(x, "x"), *tree.named_tensors(y, "y")], number)
         prediction = predict_fn(tree.to_device(x, bnn.device))
         y = tree.to_device(y, bnn.device)
         _check_targets(prediction, y)
@@ -134,6 +139,12 @@ def _check_targets(prediction: Prediction, targets: Any) -> None:
         check(prediction.outputs[0], targets)
 
 
+def _check_finite(named: list[tuple[str, Tensor]], number: int) -> None:
+    """Refuse NaN and infinities where the data are: on the CPU that does not wait for the device."""
+    if found := find_nonfinite(named):
+        raise NonFiniteError(f"{found}, in batch {number} (the first is 0); {CLEAN}")
+
+
 def _inputs(ood: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Any]:
     """Yield batches of the inputs of out-of-distribution data, checked for NaN."""
     if isinstance(ood, Mapping) or hasattr(ood, "__array__"):
@@ -142,9 +153,7 @@ def _inputs(ood: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Any]:
         ood = (x, torch.zeros(size)) if size else []
     number = -1
     for number, (x, _) in enumerate(as_batches(ood, batch_size, dtype)):
-        check_finite(
-            list(tree.named_tensors(x, "ood x")), step=number, advice="clean the data or the transform that made it"
-        )
+        _check_finite([*tree.named_tensors(x, "ood x")], number)
         yield x
     if number < 0:
         raise BatchError("ood holds no items, counted by the first dimension; give at least one, or leave it out")

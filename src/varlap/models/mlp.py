@@ -1,6 +1,6 @@
 """A fully connected network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 
@@ -10,7 +10,7 @@ from varlap.models.checks import check_sizes, new_activation
 def mlp(
     num_inputs: int,
     num_outputs: int,
-    hidden: Sequence[int] = (50,),
+    hidden: int | Sequence[int] = (50,),
     activation: Callable[[], nn.Module] = nn.Softplus,
 ) -> nn.Sequential:
     """Build a multilayer perceptron: linear layers with an activation between them.
@@ -18,7 +18,7 @@ def mlp(
     Args:
         num_inputs: size of the last dimension of the input.
         num_outputs: size of the last dimension of the output; there is no activation after it.
-        hidden: sizes of the hidden layers; `()` gives a linear model.
+        hidden: sizes of the hidden layers, or the size of one; `()` gives a linear model.
         activation: what makes an activation module. Softplus has the second derivative that VL needs.
 
     >>> import torch
@@ -26,7 +26,7 @@ def mlp(
     >>> network(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    hidden = tuple(hidden)
+    hidden = tuple(hidden) if isinstance(hidden, Iterable) else (hidden,)
     check_sizes("mlp", num_inputs=num_inputs, num_outputs=num_outputs)
     check_sizes("mlp", **{f"hidden[{i}]": size for i, size in enumerate(hidden)})
     layers: list[nn.Module] = []

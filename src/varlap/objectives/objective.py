@@ -20,6 +20,7 @@ from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean, quadratic_part
+from varlap.seeds import checked_seed
 from varlap.streams import Streams, current_rank
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Objective(ABC):
             raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps}) must not be negative")
         self.num_data = int(num_data)
         self.beta = float(beta)
-        self.seed = seed
+        self.seed = checked_seed(seed, name)
         self.beta_warmup_steps = beta_warmup_steps
         self.num_calls = 0
         self.last_step = 0

@@ -9,6 +9,8 @@ from torch import Tensor
 from varlap import tree
 from varlap.errors import BatchError, NonFiniteError
 
+CLEAN = "clean the data or the transform that made it"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -65,9 +67,25 @@ def require_divisible(x: Any, num_items: int, *, purpose: str, instead: str) -> 
 
 
 def checked_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: int | None = None, step: int) -> Batch:
-    """Make a batch of what the user passed, or say what is wrong with it.
+    """Make a batch of what the user passed to a step, or say what is wrong with it.
 
     >>> checked_batch(torch.zeros(4, 2), torch.zeros(4), None, num_data=100, step=0).size
+    4
+    """
+    batch = shaped_batch(x, y, weights, num_data=num_data)
+    named = [
+        *tree.named_tensors(x, "x"),
+        *tree.named_tensors(y, "y"),
+        *tree.named_tensors(weights, "weights"),
+    ]
+    check_finite(named, step=step, advice=CLEAN)
+    return batch
+
+
+def shaped_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: int | None = None) -> Batch:
+    """Make a batch whose shapes fit, whatever its numbers are.
+
+    >>> shaped_batch(torch.zeros(4, 2), torch.zeros(4)).size
     4
     """
     for name, value in (("x", x), ("y", y)):
@@ -94,28 +112,32 @@ def checked_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: in
         raise BatchError(f"weights must have shape ({size},), one per item, got {tuple(weights.shape)}")
     if weights is not None and bool((weights < 0).any()):
         raise BatchError("weights must not be negative: their square root weighs each item's sampled gradient")
-    named = [
-        *tree.named_tensors(x, "x"),
-        *tree.named_tensors(y, "y"),
-        *tree.named_tensors(weights, "weights"),
-    ]
-    check_finite(named, step=step, advice="clean the data or the transform that made it")
     return Batch(x, y, weights, size)
 
 
 def check_finite(named: list[tuple[str, Tensor]], *, step: int, advice: str) -> None:
     """Refuse NaN and infinities, naming the step and the first tensor that has one. One synchronisation."""
+    if found := find_nonfinite(named):
+        raise NonFiniteError(f"step {step}: {found}; nothing was changed; {advice}")
+
+
+def find_nonfinite(named: list[tuple[str, Tensor]]) -> str | None:
+    """Say which is the first tensor with a NaN or an infinity, if one has. One synchronisation.
+
+    >>> find_nonfinite([("x", torch.zeros(2)), ("y", torch.tensor([0.0, torch.inf]))])
+    'y holds Inf'
+    """
     floating = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
     if not floating:
-        return
+        return None
     first = floating[0][1]
     device = first.device
     # A sum is cheap and cannot hide them; that of large numbers may overflow, so a second look decides.
     if bool(torch.stack([tensor.sum().to(first) for _, tensor in floating]).isfinite().all()):
-        return
+        return None
     sound = torch.stack([tensor.abs().amax().isfinite().to(device) for _, tensor in floating])
     if bool(sound.all()):
-        return
+        return None
     name, tensor = floating[int((~sound).nonzero()[0])]
     kind = "NaN" if bool(tensor.isnan().any()) else "Inf"
-    raise NonFiniteError(f"step {step}: {name} holds {kind}; nothing was changed; {advice}")
+    return f"{name} holds {kind}"

@@ -69,7 +69,8 @@ def spec_of(
 class RunFolder:
     """A folder that belongs to one run, and to one process at a time.
 
-    `spec.json` says which run, `metrics.jsonl` has a row for each epoch, `checkpoints` the newest states.
+    `spec.json` says which run, `metrics.jsonl` has a row for each epoch, `checkpoints` the newest states. Where a run
+    has left its spec alone, such as one that diverged at once, there is nothing to lose and another may take its place.
     """
 
     def __init__(self, path: Path, spec: dict[str, Any], resume: Resume = "auto") -> None:
@@ -85,7 +86,7 @@ class RunFolder:
         try:
             if self._spec_path.exists():
                 self._check_owner(spec, resume)
-            elif any(not entry.name.startswith(".") for entry in path.iterdir()):
+            elif _visible(path):
                 raise ConfigError(f"out={str(path)!r} is not empty and holds no run; choose another folder")
             else:
                 _write_spec(self._spec_path, spec)
@@ -117,15 +118,18 @@ class RunFolder:
         self._lock.close()
 
     def _check_owner(self, spec: dict[str, Any], resume: Resume) -> None:
-        if resume == "never":
-            raise ConfigError(
-                f"out={str(self.path)!r} holds a run already; choose another folder, or resume='auto' to carry it on"
-            )
         try:
             own = json.loads(self._spec_path.read_text())
             differences = _differences(own, spec)
         except (ValueError, AttributeError, OSError) as error:
             raise CheckpointError(f"{self._spec_path} cannot be read: {error}; choose another out") from error
+        if spec.keys() <= own.keys() and _visible(self.path) == {self._spec_path.name}:
+            _write_spec(self._spec_path, spec)
+            return
+        if resume == "never":
+            raise ConfigError(
+                f"out={str(self.path)!r} holds a run already; choose another folder, or resume='auto' to carry it on"
+            )
         if differences:
             raise ConfigError(
                 f"out={str(self.path)!r} belongs to another run: {'; '.join(differences[:3])}; choose another folder "
@@ -150,6 +154,10 @@ def _find(path: Path) -> tuple[Path, Checkpoint] | None:
             f"{path} holds a run, but none of its {len(damaged)} checkpoints can be read; start anew in another folder"
         )
     return found
+
+
+def _visible(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
 
 
 def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 import torch
 
 from varlap.errors import ConfigError, did_you_mean
+from varlap.seeds import checked_seed
 from varlap.training.step import Precision
 
+ELSEWHERE = {"device": "training is where the network is: move it by bnn.to(device), and fit takes the data there"}
 ADAM_LR, SGD_LR, SGD_MOMENTUM = 1e-3, 0.03, 0.9
 
 
@@ -90,8 +92,7 @@ class FitSettings:
             raise ConfigError(f"fit(momentum={self.momentum!r}) must be in [0, 1); 0.9 is usual")
         if not isinstance(self.save_pause_s, int | float) or not 0 <= self.save_pause_s < math.inf:
             raise ConfigError(f"fit(save_pause_s={self.save_pause_s}) must be a number of seconds, at least 0")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError(f"fit(seed={self.seed!r}) must be a whole number")
+        object.__setattr__(self, "seed", checked_seed(self.seed, "fit"))
         if self.compiled not in (True, False, "auto"):
             raise ConfigError(f"fit(compiled={self.compiled!r}): choose True, False or 'auto'")
         if not isinstance(self.milestones, tuple | list) or not all(0 <= part <= 1 for part in self.milestones):
@@ -129,7 +130,7 @@ class FitSettings:
         known = [f.name for f in fields(cls)]
         for name in settings:
             if name not in known:
-                hint = did_you_mean(name, known, f"it has {', '.join(known)}")
+                hint = ELSEWHERE.get(name) or did_you_mean(name, known, f"it has {', '.join(known)}")
                 raise ConfigError(f"fit has no setting {name!r}; {hint}")
         if "epochs" not in settings:
             raise ConfigError("fit needs epochs, the number of passes over the training data: fit(..., epochs=20)")

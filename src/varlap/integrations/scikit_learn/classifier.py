@@ -100,6 +100,8 @@ class VLClassifier(ClassifierMixin, VLEstimator):
     def _learn_targets(self, y: Any, weights: Any) -> None:  # noqa: ARG002
         if not hasattr(self, "classes_"):
             self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class only, {self.classes_[0]}; give rows of at least two")
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise ValueError(f"class {unknown[0]} is none of {self.classes_}; give them all in partial_fit(classes=)")
