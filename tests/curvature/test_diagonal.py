@@ -279,6 +279,17 @@ def test_parameters_gradients_buffers_and_the_global_generator_stay_as_they_were
     assert not any(value.requires_grad for value in found.values())
 
 
+@pytest.mark.parametrize("part", [slice(1), slice(None)], ids=["one parameter", "all"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_frozen_network_has_the_curvature_of_a_trainable_one(function, part):
+    (trainable, x, y), (frozen, _, _) = CASES[0].make(), CASES[0].make()
+    means = list(frozen.means().values())[part]
+    for mean in means:
+        mean.requires_grad_(False)
+    torch.testing.assert_close(FUNCTIONS[function](frozen, (x, y)), FUNCTIONS[function](trainable, (x, y)))
+    assert not any(mean.requires_grad for mean in means)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_it_works_under_no_grad_and_the_same_seed_gives_the_same_numbers(function):
     bnn, x, y = CASES[0].make()
