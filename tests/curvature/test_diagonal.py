@@ -308,6 +308,38 @@ def test_another_seed_gives_other_numbers(function):
     assert not torch.equal(one["0.weight"], two["0.weight"])
 
 
+class ReadsOneEntry(varlap.Categorical):
+    """A likelihood of one's own for a network that returns a dict, with all that a built-in one has."""
+
+    def log_prob(self, outputs, targets):
+        return super().log_prob(outputs["scores"], targets)
+
+    def check(self, outputs, targets):
+        super().check(outputs["scores"], targets)
+
+
+class ReturnsScores(nn.Linear):
+    def forward(self, x):
+        return {"scores": super().forward(x)}
+
+
+@pytest.mark.parametrize("labels", ["exact", "sampled"])
+def test_structured_outputs_are_refused_where_a_cotangent_of_them_is_needed(labels):
+    bnn, x, y = case("", lambda: ReturnsScores(4, 3), ReadsOneEntry).make()
+    told = (
+        r" needs one tensor, but the network returned a dict with keys \['scores'\]; say .*output='scores'\), or use "
+    )
+    with pytest.raises(BatchError, match=rf"fisher_diagonal{told}hessian_diagonal \(laplace: curvature='hessian'\)"):
+        varlap.fisher_diagonal(bnn, (x, y), labels=labels)
+    for curvature, name in [
+        (varlap.Fisher(gradient="whole"), r"Fisher\(gradient='whole'\)"),
+        (varlap.ExactFisher(), "ExactFisher"),
+    ]:
+        with pytest.raises(BatchError, match=rf"{name}{told}Fisher\(gradient='held'\)"):
+            varlap.VL(100, curvature=curvature)(bnn, x, y)
+    assert varlap.hessian_diagonal(bnn, (x, y))["weight"].isfinite().all()
+
+
 def test_labels_that_do_not_exist_are_refused():
     bnn, x, y = CASES[0].make()
     with pytest.raises(ConfigError, match="labels='observed': choose 'exact' or 'sampled'"):

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
-from varlap.curvature.fisher import couples_items, one_tensor, require_score
+from varlap.curvature.fisher import couples_items, require_score
 from varlap.curvature.hessian import hessian_product, random_signs
 from varlap.curvature.protocol import Pass, forward, mean_gradients
 from varlap.data import as_batches
 from varlap.errors import ConfigError, NetworkError
-from varlap.likelihoods.protocol import normal_like
+from varlap.likelihoods.protocol import normal_like, one_tensor
 from varlap.posterior.batch import checked_batch, require_divisible
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
@@ -107,7 +107,8 @@ def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
 
 def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield cotangents u of the outputs whose squares sum to the Fisher, one row for each item."""
-    outputs = one_tensor(part.outputs).detach()
+    instead = ", or use hessian_diagonal (laplace: curvature='hessian')"
+    outputs = one_tensor(part.outputs, "fisher_diagonal", instead).detach()
     if labels == "sampled" and not hasattr(bnn.likelihood, "score"):
         with torch.enable_grad():
             outputs.requires_grad_(True)

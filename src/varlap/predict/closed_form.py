@@ -16,7 +16,7 @@ from varlap.posterior import BNN
 from varlap.posterior.installed import installed
 from varlap.predict.average import average
 from varlap.predict.inputs import Inputs
-from varlap.predict.linearised import differentiable, one_tensor
+from varlap.predict.linearised import differentiable, tensor_of_outputs
 from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def output_gaussian(bnn: BNN, inputs: Inputs) -> tuple[Tensor, Tensor]:
     means, covariances = [], []
     with differentiable(bnn.network):
         for x in inputs:
-            mean = one_tensor(bnn.outputs(x))
+            mean = tensor_of_outputs(bnn, x)
             _check_size(bnn, mean)
             _check_items_alone(bnn, x, mean)
             means.append(mean)
@@ -96,11 +96,11 @@ def _check_items_alone(bnn: BNN, x: Any, mean: Tensor) -> None:
     if not len(mean):
         return
     if tree.leading_size(x) == len(mean):
-        alone = one_tensor(bnn.outputs(tree.take(x, slice(0, 1))))
+        alone = tensor_of_outputs(bnn, tree.take(x, slice(0, 1)))
         tolerance = 1e-3 if mean.dtype.itemsize >= 4 else 5e-2
         if alone.shape == mean[:1].shape and torch.allclose(alone, mean[:1], tolerance, tolerance):
             return
-        if not torch.equal(one_tensor(bnn.outputs(x)), mean):  # it draws numbers: nothing can be said
+        if not torch.equal(tensor_of_outputs(bnn, x), mean):  # it draws numbers: nothing can be said
             return
     raise NetworkError(
         "closed_form=True needs each item's own Jacobian, which does not exist for this network: an item's output "
