@@ -128,6 +128,20 @@ def test_per_item_gradients_in_several_chunks_or_in_a_loop_are_the_same(monkeypa
     assert "in a loop, since torch.vmap refused the network: vmap: not this network" in caplog.text
 
 
+def test_items_for_which_there_is_no_memory_are_not_tried_one_by_one(monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory left")
+
+    bnn, x, y = CASES[0].make()
+    monkeypatch.setattr(torch, "vmap", fail)
+    for call in (
+        lambda: varlap.fisher_diagonal(bnn, (x, y)),
+        lambda: bnn.predict(x, how="linearised", closed_form=True),
+    ):
+        with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+            call()
+
+
 class LooksAtData(nn.Linear):
     """Branches on a value, which vmap cannot trace, and takes a number that is no tensor."""
 

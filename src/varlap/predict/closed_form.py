@@ -1,6 +1,6 @@
 """Linearised prediction in closed form: outputs are Gaussian, of mean f(x, μ) and covariance J diag(σ²) Jᵀ."""
 
-import logging
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.curvature.fisher import couples_items
+from varlap.curvature.over_items import over_items
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods import Likelihood, Prediction
 from varlap.posterior import BNN
@@ -18,8 +19,6 @@ from varlap.predict.average import average
 from varlap.predict.inputs import Inputs
 from varlap.predict.linearised import differentiable, tensor_of_outputs
 from varlap.streams import Streams
-
-log = logging.getLogger(__name__)
 
 MOST_ENTRIES_OF_ONE_JACOBIAN = 2**30  # four gigabytes in single precision
 ENTRIES_AT_ONCE = 2**27
@@ -126,13 +125,13 @@ def _covariances(bnn: BNN, x: Any, outputs: Tensor) -> Iterator[Tensor]:
         part = tree.take(x, slice(start, start + chunk))
         size = min(chunk, num_items - start)
         total = torch.zeros(size, num_outputs, num_outputs, dtype=dtype, device=outputs.device)
-        for name, rows in _jacobians(bnn, part, size).items():
+        for name, rows in _jacobians(bnn, part).items():
             scaled = (rows.to(dtype) * sigma[name].to(dtype)).reshape(size, num_outputs, -1)
             total += scaled @ scaled.mT
         yield total
 
 
-def _jacobians(bnn: BNN, x: Any, num_items: int) -> dict[str, Tensor]:
+def _jacobians(bnn: BNN, x: Any) -> dict[str, Tensor]:
     """Return ∂ outputs / ∂ weights of each item by parameter name, [S, D, ...]."""
     means = {name: mean.detach() for name, mean in bnn.means().items()}
 
@@ -140,16 +139,12 @@ def _jacobians(bnn: BNN, x: Any, num_items: int) -> dict[str, Tensor]:
         with installed(bnn.network, weights):
             return bnn.outputs(tree.map_tensors(lambda t: t[None], item)).flatten()
 
-    with torch.enable_grad():
-        try:
-            return torch.vmap(torch.func.jacrev(outputs), in_dims=(None, 0))(means, x)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:  # what vmap cannot trace: recurrent kernels, inputs beside tensors
-            log.info("Jacobians in a loop, since torch.vmap refused the network: %s", error)
+    def alone(item: Any) -> dict[str, Tensor]:
         weights = {name: mean.clone().requires_grad_() for name, mean in means.items()}
-        items = [_rows(outputs(weights, tree.take(x, torch.tensor(i))), weights) for i in range(num_items)]
-    return {name: torch.stack([item[name] for item in items]) for name in means}
+        return _rows(outputs(weights, item), weights)
+
+    with torch.enable_grad():
+        return over_items(functools.partial(torch.func.jacrev(outputs), means), (x,), alone_fn=alone)
 
 
 def _rows(outputs: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
