@@ -111,7 +111,7 @@ def test_a_signal_has_its_own_exit_status(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_held_out_images_choose_beta(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparison, "BETAS", (1000.0, 0.01))  # the first lets nothing be learnt
-    monkeypatch.setattr(comparison, "OBJECTIVES", {"VL": comparison.OBJECTIVES["VL"]})
+    monkeypatch.setattr(comparison, "WAYS", {"VL": comparison.WAYS["VL"]})
     task = ImageTask("digits", "mlp", validation=0.2)
     told: list[str] = []
     found, linearised = comparison.Comparison(task, epochs=3).run(tell=told.append)
@@ -130,7 +130,7 @@ def test_a_beta_that_diverges_is_passed_over(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(comparison, "fit", diverging)
     monkeypatch.setattr(comparison, "BETAS", (0.01, 0.03))
-    monkeypatch.setattr(comparison, "OBJECTIVES", {"VL": comparison.OBJECTIVES["VL"]})
+    monkeypatch.setattr(comparison, "WAYS", {"VL": comparison.WAYS["VL"]})
     both = comparison.Comparison(ImageTask("digits", "mlp", validation=0.2), epochs=1)
     told: list[str] = []
     diverged = {0.01}
@@ -151,6 +151,6 @@ def test_a_way_of_predicting_that_gives_no_numbers_is_passed_over(monkeypatch: p
 
     monkeypatch.setattr(comparison, "evaluate", scored)
     monkeypatch.setattr(comparison, "BETAS", (0.01,))
-    monkeypatch.setattr(comparison, "OBJECTIVES", {"VL": comparison.OBJECTIVES["VL"]})
+    monkeypatch.setattr(comparison, "WAYS", {"VL": comparison.WAYS["VL"]})
     found = next(comparison.Comparison(ImageTask("digits", "mlp", validation=0.2), epochs=1).run())
     assert found.spec["how"] == "sampled"

@@ -128,6 +128,20 @@ def test_per_item_gradients_in_several_chunks_or_in_a_loop_are_the_same(monkeypa
     assert "in a loop, since torch.vmap refused the network: vmap: not this network" in caplog.text
 
 
+def test_items_for_which_there_is_no_memory_are_not_tried_one_by_one(monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory left")
+
+    bnn, x, y = CASES[0].make()
+    monkeypatch.setattr(torch, "vmap", fail)
+    for call in (
+        lambda: varlap.fisher_diagonal(bnn, (x, y)),
+        lambda: bnn.predict(x, how="linearised", closed_form=True),
+    ):
+        with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+            call()
+
+
 class LooksAtData(nn.Linear):
     """Branches on a value, which vmap cannot trace, and takes a number that is no tensor."""
 
@@ -279,6 +293,17 @@ def test_parameters_gradients_buffers_and_the_global_generator_stay_as_they_were
     assert not any(value.requires_grad for value in found.values())
 
 
+@pytest.mark.parametrize("part", [slice(1), slice(None)], ids=["one parameter", "all"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_frozen_network_has_the_curvature_of_a_trainable_one(function, part):
+    (trainable, x, y), (frozen, _, _) = CASES[0].make(), CASES[0].make()
+    means = list(frozen.means().values())[part]
+    for mean in means:
+        mean.requires_grad_(False)
+    torch.testing.assert_close(FUNCTIONS[function](frozen, (x, y)), FUNCTIONS[function](trainable, (x, y)))
+    assert not any(mean.requires_grad for mean in means)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_it_works_under_no_grad_and_the_same_seed_gives_the_same_numbers(function):
     bnn, x, y = CASES[0].make()
@@ -295,6 +320,38 @@ def test_another_seed_gives_other_numbers(function):
     compute = varlap.fisher_diagonal if function == "sampled" else varlap.hessian_diagonal
     one, two = (compute(bnn, (x, y), seed=seed, **settings) for seed in (0, 1))
     assert not torch.equal(one["0.weight"], two["0.weight"])
+
+
+class ReadsOneEntry(varlap.Categorical):
+    """A likelihood of one's own for a network that returns a dict, with all that a built-in one has."""
+
+    def log_prob(self, outputs, targets):
+        return super().log_prob(outputs["scores"], targets)
+
+    def check(self, outputs, targets):
+        super().check(outputs["scores"], targets)
+
+
+class ReturnsScores(nn.Linear):
+    def forward(self, x):
+        return {"scores": super().forward(x)}
+
+
+@pytest.mark.parametrize("labels", ["exact", "sampled"])
+def test_structured_outputs_are_refused_where_a_cotangent_of_them_is_needed(labels):
+    bnn, x, y = case("", lambda: ReturnsScores(4, 3), ReadsOneEntry).make()
+    told = (
+        r" needs one tensor, but the network returned a dict with keys \['scores'\]; say .*output='scores'\), or use "
+    )
+    with pytest.raises(BatchError, match=rf"fisher_diagonal{told}hessian_diagonal \(laplace: curvature='hessian'\)"):
+        varlap.fisher_diagonal(bnn, (x, y), labels=labels)
+    for curvature, name in [
+        (varlap.Fisher(gradient="whole"), r"Fisher\(gradient='whole'\)"),
+        (varlap.ExactFisher(), "ExactFisher"),
+    ]:
+        with pytest.raises(BatchError, match=rf"{name}{told}Fisher\(gradient='held'\)"):
+            varlap.VL(100, curvature=curvature)(bnn, x, y)
+    assert varlap.hessian_diagonal(bnn, (x, y))["weight"].isfinite().all()
 
 
 def test_labels_that_do_not_exist_are_refused():

@@ -11,6 +11,7 @@ from laws import BUILT_IN, DOUBLE, generator, over_likelihoods
 from torch import Tensor, distributions
 
 import varlap
+from varlap.errors import ConfigError
 from varlap.streams import Tape
 
 SHAPES = {"vectors": (), "images": (2, 3)}
@@ -318,3 +319,25 @@ def test_a_prediction_is_the_laws_probabilities_or_its_mean_and_variance(name, p
         assert prediction.mean.shape == prediction.variance.shape == targets.shape
         torch.testing.assert_close(prediction.mean, law.mean, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(prediction.variance, law.variance, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.01, 0.5, 0.95, 1 - 1e-12, math.nextafter(1, 0)])
+def test_an_interval_leaves_the_rest_of_its_level_in_the_normals_two_tails(level):
+    mean, variance = torch.tensor([3.0], dtype=DOUBLE), torch.tensor([4.0], dtype=DOUBLE)
+    low, high = varlap.Prediction(mean=mean, variance=variance).interval(level)
+    for distance in (low - mean, mean - high):
+        tail = torch.special.ndtr(distance / variance.sqrt()).item()
+        assert 2 * tail == pytest.approx(1 - level, rel=1e-9)
+    assert varlap.metrics.width(variance, level) == pytest.approx((high - low).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("level", [0, 1, 95])
+def test_a_level_that_is_no_probability_is_refused(level):
+    prediction = varlap.Prediction(mean=torch.zeros(1), variance=torch.ones(1))
+    with pytest.raises(ConfigError, match=rf"level={level} must be between 0 and 1; 0.95 is usual"):
+        prediction.interval(level)
+
+
+def test_a_prediction_of_classes_has_no_interval():
+    with pytest.raises(ConfigError, match=r"no variance: std and interval are for regression; see \.entropy"):
+        varlap.Prediction(probs=torch.ones(1, 1)).interval()

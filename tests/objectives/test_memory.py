@@ -21,6 +21,18 @@ def test_looking_without_gradients_before_the_first_step_leaves_no_memory():
     assert objective(bnn, x, y, step=1).loss.isfinite()
 
 
+def test_an_input_gets_the_gradient_of_its_own_batch_and_nothing_that_is_remembered():
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(100, curvature=FAST)
+    found, expected = [], []
+    for step in range(2):  # the first evaluates the curvature, the second remembers it
+        batch = (x + step).requires_grad_()
+        found += torch.autograd.grad(objective(bnn, batch, y, step=step).loss, batch)
+        expected += torch.autograd.grad(varlap.MAP(100)(bnn, batch, y).loss, batch)
+    assert expected[1].abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_one_objective_does_not_remember_two_networks():
     (first, x, y), (second, _, _) = CASES[0].make(), CASES[0].make()
     objective = varlap.VL(100, curvature=FAST)

@@ -240,7 +240,7 @@ class Looking(nn.Module):
 
 
 def test_a_network_with_control_flow_gets_the_same_variances_by_a_loop(caplog):
-    caplog.set_level(logging.INFO, logger="varlap.curvature.diagonal")
+    caplog.set_level(logging.INFO, logger="varlap.curvature.over_items")
     found = []
     for looks in (False, True):
         torch.manual_seed(0)

@@ -185,24 +185,35 @@ def test_an_error_of_the_network_itself_is_passed_on():
         varlap.BNN(nn.Linear(4, 3)).predict(torch.zeros(2, 5), how="linearised")
 
 
-def test_structured_outputs_are_refused_where_an_entry_must_be_chosen():
-    class Pair(nn.Linear):
+@pytest.mark.parametrize(
+    ("returned", "kind", "entry"),
+    [
+        (lambda outputs, x: (outputs, x), "a tuple", 0),
+        (lambda outputs, x: {"x": x, "logits": outputs}, r"a dict with keys \['logits', 'x'\]", "logits"),
+        (lambda outputs, x: {"scores": outputs, "x": x}, r"a dict with keys \['scores', 'x'\]", "scores"),
+    ],
+    ids=["tuple", "dict with logits", "dict without logits"],
+)
+def test_structured_outputs_are_refused_where_an_entry_must_be_chosen(returned, kind, entry):
+    class Structured(nn.Linear):
         def forward(self, x):
-            return super().forward(x), x
+            return returned(super().forward(x), x)
 
     class OwnLikelihood(varlap.Categorical):
         def predict(self, outputs):
-            return super().predict(outputs[0])
+            return super().predict(outputs[entry])
 
-    bnn = varlap.BNN(Pair(4, 3), OwnLikelihood())
-    assert bnn.predict(torch.zeros(2, 4), how="sampled").probs.shape == (2, 3)
+    bnn, x = varlap.BNN(Structured(4, 3), OwnLikelihood()), torch.zeros(2, 4)
+    assert bnn.predict(x, how="sampled").probs.shape == (2, 3)
     message = (
-        r"how='linearised' needs outputs that are one tensor, but the network returned a tuple; say which entry it is, "
-        r"for example BNN\(network, \.\.\., output=0\), or use how='sampled'"
+        rf"how='linearised' needs one tensor, but the network returned {kind}; say which entry it is, "
+        rf"for example BNN\(network, \.\.\., output={entry!r}\), or use how='sampled'"
     )
+    chosen = varlap.BNN(Structured(4, 3), output=entry)
     for closed_form in (False, True):
         with pytest.raises(BatchError, match=message):
-            bnn.predict(torch.zeros(2, 4), how="linearised", closed_form=closed_form)
+            bnn.predict(x, how="linearised", closed_form=closed_form)
+        assert chosen.predict(x, how="linearised", closed_form=closed_form).probs.shape == (2, 3)
 
 
 @pytest.mark.parametrize("closed_form", [False, True])

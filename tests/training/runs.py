@@ -55,7 +55,9 @@ def stop(_: torch.Tensor) -> None:
 
 
 def fit_small(bnn: varlap.BNN, augment: Any = noise, objective: Any = None, **settings: Any) -> varlap.History:
-    return varlap.fit(bnn, objective or made_objective(), made_data(), augment=augment, **(SETTINGS | settings))
+    x, y = made_data()
+    data = x.to(bnn.dtype), y
+    return varlap.fit(bnn, objective or made_objective(), data, augment=augment, **(SETTINGS | settings))
 
 
 def rows_of(history: varlap.History) -> list[dict[str, float]]:

@@ -133,6 +133,17 @@ def test_any_optimizer_is_carried_on(tmp_path: Path, optimizer: str):
     assert same_bits(alone, carried_on)
 
 
+def test_a_run_by_nadam_in_double_precision_is_carried_on_bitwise(tmp_path: Path):
+    """NAdam remembers a product of momenta in single precision, whatever that of the parameters is."""
+    alone, carried_on = made_bnn().double(), made_bnn().double()
+    settings = {"optimizer": "NAdam", "lr": 1e-3, "save_every": 1}
+    fit_small(alone, **settings)
+    with pytest.raises(Stopped):
+        fit_small(made_bnn().double(), at_step(8, stop), out=tmp_path, **settings)
+    fit_small(carried_on, out=tmp_path, **settings)
+    assert same_bits(alone, carried_on)
+
+
 def test_a_data_set_is_carried_on(tmp_path: Path):
     x, y = made_data()
     train = torch.utils.data.TensorDataset(x, y)

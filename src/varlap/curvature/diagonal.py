@@ -1,6 +1,6 @@
 """Diagonal curvature over a whole data set at the present mean, item by item, in evaluation mode."""
 
-import logging
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -9,18 +9,17 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
-from varlap.curvature.fisher import couples_items, one_tensor, require_score
+from varlap.curvature.fisher import couples_items, require_score
 from varlap.curvature.hessian import hessian_product, random_signs
+from varlap.curvature.over_items import over_items
 from varlap.curvature.protocol import Pass, forward, mean_gradients
 from varlap.data import as_batches
 from varlap.errors import ConfigError, NetworkError
-from varlap.likelihoods.protocol import normal_like
+from varlap.likelihoods.protocol import normal_like, one_tensor
 from varlap.posterior.batch import checked_batch, require_divisible
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
 from varlap.streams import Streams
-
-log = logging.getLogger(__name__)
 
 MOST_WEIGHTS_FOR_EXACT_HESSIAN = 2_000
 MOST_DIRECTIONS = 2_000
@@ -107,7 +106,8 @@ def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
 
 def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield cotangents u of the outputs whose squares sum to the Fisher, one row for each item."""
-    outputs = one_tensor(part.outputs).detach()
+    instead = ", or use hessian_diagonal (laplace: curvature='hessian')"
+    outputs = one_tensor(part.outputs, "fisher_diagonal", instead).detach()
     if labels == "sampled" and not hasattr(bnn.likelihood, "score"):
         with torch.enable_grad():
             outputs.requires_grad_(True)
@@ -146,24 +146,14 @@ def _squared_item_gradients(bnn: BNN, part: Pass, cotangent: Tensor) -> dict[str
         with installed(bnn.network, weights):
             return (bnn.outputs(tree.map_tensors(lambda t: t[None], x)) * u[None]).sum()
 
-    item_gradients = torch.func.grad(projected)
+    item_gradients = functools.partial(torch.func.grad(projected), means)
     chunk = max(1, min(part.batch.size, MOST_GRADIENT_ENTRIES // bnn.num_weights()))
     sums = _zeros(means)
-    try:
-        for start in range(0, part.batch.size, chunk):
-            items = slice(start, start + chunk)
-            x, u = tree.take(part.batch.x, items), cotangent[items]
-            for name, rows in torch.vmap(item_gradients, in_dims=(None, 0, 0))(means, x, u).items():
-                sums[name] += rows.to(sums[name].dtype).square().sum(0)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError) as error:  # what vmap cannot trace: recurrent kernels, inputs beside tensors
-        log.info("per-item gradients in a loop, since torch.vmap refused the network: %s", error)
-        sums = _zeros(means)
-        for item in range(part.batch.size):
-            gradient = item_gradients(means, tree.take(part.batch.x, torch.tensor(item)), cotangent[item])
-            for name, row in gradient.items():
-                sums[name] += row.to(sums[name].dtype).square()
+    for start in range(0, part.batch.size, chunk):
+        items = slice(start, start + chunk)
+        columns = tree.take(part.batch.x, items), cotangent[items]
+        for name, rows in over_items(item_gradients, columns).items():
+            sums[name] += rows.to(sums[name].dtype).square().sum(0)
     return sums
 
 

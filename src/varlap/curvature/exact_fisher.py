@@ -14,11 +14,11 @@ from varlap.curvature.fisher import (
     SquaredGradients,
     check_memory,
     check_settings,
-    one_tensor,
     require_score,
     score_gradient,
 )
 from varlap.curvature.protocol import Pass, check_differentiable, forward, weight_of_every
+from varlap.likelihoods.protocol import one_tensor
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
@@ -84,11 +84,12 @@ class ExactFisher:
         """Return the mean log-likelihood and Σᵢ Σ_c (Jᵢᵀ u_c)² / S, where Σ_c u_c u_cᵀ is the outputs' Fisher."""
         part = forward(bnn, batch)
         log_likelihood = part.log_likelihood_sum(bnn) / batch.size
-        check_differentiable(one_tensor(part.outputs))
+        outputs = one_tensor(part.outputs, "ExactFisher", ", or use Fisher(gradient='held')")
+        check_differentiable(outputs)
         alone = isinstance(batch.x, Tensor) and len(batch.x) == batch.size
         if alone and takes_items_at_once(bnn.network):
             return log_likelihood, ItemGradients(_item_gradients(bnn, part), batch.size)
-        noise = torch.zeros_like(one_tensor(part.outputs))
+        noise = torch.zeros_like(outputs)
         columns = []
         for entry in range(noise.numel()):
             unit = noise.clone().flatten()
@@ -113,7 +114,7 @@ def _item_gradients(bnn: BNN, part: Pass) -> Gradients:
     """Return √wᵢ Jᵢᵀ u_c for each item and direction, [S, C, ...] by parameter."""
     score_fn, batch = require_score(bnn), part.batch
     means: dict[str, Tensor] = dict(bnn.means())
-    shape = one_tensor(part.outputs).shape[1:]
+    shape = part.outputs.shape[1:]
     units = torch.eye(math.prod(shape), dtype=part.outputs.dtype, device=part.outputs.device).reshape(-1, *shape)
 
     def rows(x: Any, y: Any) -> Gradients:

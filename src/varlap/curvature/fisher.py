@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from varlap.curvature.protocol import (
     weight_of_every,
 )
 from varlap.errors import ConfigError
-from varlap.likelihoods.protocol import is_canonical, normal_like
+from varlap.likelihoods.protocol import is_canonical, normal_like, one_tensor
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, draw
@@ -202,7 +202,8 @@ def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
 
 def reparameterised_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
     """Jᵀu with u = F(outputs)^½ ε, which has the Fisher's expectation and whose derivative is the whole one."""
-    return score_gradient(bnn, part, normal_like(one_tensor(part.outputs), generator), create_graph)
+    outputs = one_tensor(part.outputs, "Fisher(gradient='whole')", ", or use Fisher(gradient='held')")
+    return score_gradient(bnn, part, normal_like(outputs, generator), create_graph)
 
 
 def couples_items(network: nn.Module) -> bool:
@@ -223,16 +224,6 @@ def _label_gradient(bnn: BNN, part: Pass, labels: Tensor, create_graph: bool) ->
 def _weighted_sum(bnn: BNN, part: Pass, labels: Tensor) -> Tensor:
     values = part.log_likelihoods(bnn, labels)
     return (values if part.batch.weights is None else values * part.batch.weights.sqrt()).sum()
-
-
-def one_tensor(outputs: Any) -> Tensor:
-    """Refuse structured outputs where a score is wanted."""
-    if not isinstance(outputs, Tensor):
-        raise ConfigError(
-            f"the whole gradient and the Fisher of a data set need outputs that are one tensor, not a "
-            f"{type(outputs).__name__}; choose an entry by BNN(..., output=...), or use Fisher(gradient='held')"
-        )
-    return outputs
 
 
 def require_score(bnn: BNN) -> Callable[..., Tensor]:

@@ -16,9 +16,9 @@ from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.assessment import assess, draw_figures
 from varlap.experiments.evaluation import Evaluated
 from varlap.experiments.image_task import ImageTask
+from varlap.experiments.training_setup import OBJECTIVES
 from varlap.experiments.ways import set_best_variances
 from varlap.metrics import evaluate
-from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature, laplace
 from varlap.predict.dispatch import How
@@ -28,9 +28,8 @@ BETAS = (0.01, 0.03, 0.1)
 """what β is chosen from, for every method that is trained"""
 LAPLACE_BETAS = (0.001, 0.003, 0.01, 0.1)
 """what β of Laplace's variances is chosen from; it costs no training"""
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"MAP": MAP, "VI": VI, "VL": VL}
 WAYS: dict[str, tuple[How, ...]] = {"MAP": ("mean",), "VI": ("mean", "sampled"), "VL": ("mean", "sampled")}
-"""by which network a method may predict"""
+"""the methods that are trained, and by which network each may predict"""
 
 LINEARISED = "VL, linearised"
 BOOTSTRAP = 1000
@@ -77,7 +76,7 @@ class Comparison:
             yield found
 
     def _methods(self, tell: Tell) -> Iterator[tuple[Evaluated, BNN, Any]]:
-        for method in OBJECTIVES:
+        for method in WAYS:
             bnn, beta, how, seconds = self._best(method, tell)
             spec = {"method": method.lower(), "beta": beta}
             if method != "MAP":
@@ -116,7 +115,7 @@ class Comparison:
             try:
                 fit(
                     bnn,
-                    OBJECTIVES[method](num_data, beta=beta, seed=self.task.seed),
+                    OBJECTIVES[method.lower()](num_data, beta=beta, seed=self.task.seed),
                     self.task.training,
                     epochs=self.epochs,
                     lr=self.lr,

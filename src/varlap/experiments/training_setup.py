@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from varlap.experiments.spec import RunSpec
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN, OneScalePrior
 
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"map": MAP, "vi": VI, "vl": VL}
+"""by the name of a method that is trained"""
 USUAL_BATCH = 128  # whose curvature the library's default is about
 HELD_OUT_SEED = 0
 
@@ -50,11 +53,10 @@ def objective_of(spec: RunSpec, num_data: int) -> Objective:
     600
     """
     num_steps = spec.epochs * math.ceil(num_data / spec.batch_size)
-    shared: dict[str, Any] = {"seed": spec.seed, "beta_warmup_steps": round(spec.beta_rise * num_steps)}
+    settings: dict[str, Any] = {"seed": spec.seed, "beta_warmup_steps": round(spec.beta_rise * num_steps)}
     if spec.method == "vl":
-        return VL(num_data, spec.beta, curvature=_curvature(spec), variances=spec.variances, **shared)
-    kind = {"map": MAP, "vi": VI}[spec.method]
-    return kind(num_data, spec.beta, **shared)
+        settings |= {"curvature": _curvature(spec), "variances": spec.variances}
+    return OBJECTIVES[spec.method](num_data, spec.beta, **settings)
 
 
 def settings_of(spec: RunSpec) -> dict[str, Any]:

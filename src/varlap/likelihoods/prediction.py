@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -89,11 +90,8 @@ class Prediction:
         >>> high
         tensor([1.9600])
         """
-        if not 0 < level < 1:
-            raise ConfigError(f"interval(level={level}) must be between 0 and 1; 0.95 is usual")
-        std = self.std
+        half = standard_half_width(level) * self.std
         assert self.mean is not None
-        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * std
         return self.mean - half, self.mean + half
 
     def log_prob(self, targets: Any) -> Tensor:
@@ -141,3 +139,14 @@ def entropy(probs: Tensor, exclusive: bool = True) -> Tensor:
     if exclusive:
         return torch.special.entr(probs).sum(1)
     return torch.special.entr(probs) + torch.special.entr(1 - probs)
+
+
+def standard_half_width(level: float) -> float:
+    """Return the z for which a standard normal lies in [−z, z] with this probability.
+
+    >>> round(standard_half_width(0.95), 4)
+    1.96
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"level={level} must be between 0 and 1; 0.95 is usual")
+    return -NormalDist().inv_cdf((1 - level) / 2)

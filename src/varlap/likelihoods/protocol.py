@@ -95,18 +95,24 @@ def sum_over_positions(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1) if values.ndim > 1 else values
 
 
-def require_tensor(outputs: Any, likelihood: str) -> Tensor:
-    """Refuse structured outputs, which only a user's own likelihood could read."""
+def one_tensor(outputs: Any, purpose: str, instead: str = "") -> Tensor:
+    """Refuse structured outputs; say what needs one tensor, how to choose an entry, and what would do instead."""
     if isinstance(outputs, Tensor):
         return outputs
+    kind, example = f"a {type(outputs).__name__}", "0"
     if hasattr(outputs, "keys"):
-        kind, example = f"a dict with keys {sorted(map(str, outputs))}", "output='logits'"
-    else:
-        kind, example = f"a {type(outputs).__name__}", "output=0"
+        keys = list(outputs.keys())
+        kind = f"a dict with keys {sorted(map(str, keys))}"
+        example = repr(keys[0] if keys and "logits" not in keys else "logits")
     raise BatchError(
-        f"the {likelihood} likelihood needs one tensor, but the network returned {kind}; "
-        f"say which entry it is, for example BNN(network, ..., {example})"
+        f"{purpose} needs one tensor, but the network returned {kind}; "
+        f"say which entry it is, for example BNN(network, ..., output={example}){instead}"
     )
+
+
+def require_tensor(outputs: Any, likelihood: str) -> Tensor:
+    """Refuse structured outputs, which only a user's own likelihood could read."""
+    return one_tensor(outputs, f"the {likelihood} likelihood")
 
 
 def require_tensor_targets(targets: Any, likelihood: str) -> Tensor:

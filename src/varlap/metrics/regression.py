@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from varlap.errors import BatchError, ConfigError, NonFiniteError
+from varlap.errors import BatchError, NonFiniteError
+from varlap.likelihoods.prediction import standard_half_width
 from varlap.likelihoods.protocol import sum_over_positions
 from varlap.metrics.rows import wide
 
@@ -73,9 +74,7 @@ def gaussian_log_probs(mean: Tensor, variance: Tensor, targets: Tensor) -> Tenso
 
 def half_width(variance: Tensor, level: float) -> Tensor:
     """Return half the width of each central interval."""
-    if not 0 < level < 1:
-        raise ConfigError(f"level={level} must be between 0 and 1; 0.95 is usual")
-    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * variance.sqrt()
+    return standard_half_width(level) * variance.sqrt()
 
 
 def gaussian_crps(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The data term of VL and VL(H): the log-likelihood at the mean and a penalty on the curvature (Eqs. 19, 28)."""
+"""The data term of VL and VL(H): the log-likelihood at the mean and a penalty on the curvature (Eqs. 19, 28, 30)."""
 
 from dataclasses import replace
 
@@ -18,8 +18,9 @@ from varlap.posterior.bnn import BNN
 def curvature_data_term(context: Context, curvature: Curvature, *, learn_variances: bool = True) -> DataTerm:
     """Return log p(y|x, μ) and k · ½ Σ σ² f, with gradients, for a diagonal curvature f of weight k in this step.
 
-    In μ the penalty's gradient is one product of a Hessian with a vector, pulled back together with that of
-    the log-likelihood; in log σ it is closed form, k · σ² f.
+    These are the first term of Eq. 30 and, by `penalty`, its middle one; `Objective` adds the KL. In μ the gradient of
+    the penalty is one product of a Hessian with a vector, pulled back together with that of the log-likelihood; in
+    log σ it is closed form, k · σ² f.
     """
     bnn, wanted = context.bnn, context.with_gradients
     weight = curvature.weight(context.streams.step)
@@ -27,12 +28,26 @@ def curvature_data_term(context: Context, curvature: Curvature, *, learn_varianc
         return without_curvature(mean_data_term(context), context, learn_variances=learn_variances)
     log_likelihood, estimate = _estimate(context, curvature)
     diagonal = estimate.diagonal()
-    penalty, in_log_sigma = _penalty(bnn, diagonal, weight)
+    middle_term, in_log_sigma = penalty(bnn, diagonal, weight)
     if not wanted:
-        return DataTerm(log_likelihood, penalty, {}, {}, diagonal)
+        return DataTerm(log_likelihood, middle_term, {}, {}, diagonal)
     outputs, cotangents = _pull_back(bnn, estimate, weight)
     gradients = _pulled([log_likelihood, *outputs], [-torch.ones_like(log_likelihood), *cotangents], context)
-    return DataTerm(log_likelihood, penalty, gradients, in_log_sigma if learn_variances else {}, diagonal)
+    return DataTerm(log_likelihood, middle_term, gradients, in_log_sigma if learn_variances else {}, diagonal)
+
+
+def penalty(bnn: BNN, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradients]:
+    """Return k · ½ Σ σ² f with f = S ḡ², Eq. 30, the middle term without its minus; and its gradient in log σ, k σ² f.
+
+    >>> bnn = BNN(torch.nn.Linear(1, 1, bias=False))
+    >>> _ = torch.nn.init.zeros_(bnn.log_sigma["weight"])
+    >>> penalty(bnn, {"weight": torch.tensor([[3.0]])}, weight=2)
+    (tensor(3.), {'weight': tensor([[6.]])})
+    """
+    products = {name: weight * (2 * bnn.log_sigma[name].detach()).exp() * f for name, f in diagonal.items()}
+    sums = [product.sum() for product in products.values()]
+    total = 0.5 * torch.stack([value.to(sums[0].dtype) for value in sums]).sum()
+    return total, {name: product.sum_to_size(bnn.log_sigma[name].shape) for name, product in products.items()}
 
 
 def without_curvature(data: DataTerm, context: Context, *, learn_variances: bool = True) -> DataTerm:
@@ -66,14 +81,14 @@ def renewed(
 def with_remembered(
     data: DataTerm, context: Context, fisher: RunningMean, gradient: RunningMean, *, learn_variances: bool = True
 ) -> DataTerm:
-    """Add the penalty with weight 1, and its gradients, as they are remembered."""
-    penalty, in_log_sigma = _penalty(context.bnn, fisher.mean(), 1)
+    """Add Eq. 30's middle term, with f and its gradient in μ as they are remembered, and with weight 1."""
+    middle_term, in_log_sigma = penalty(context.bnn, fisher.mean(), 1)
     if not context.with_gradients:
-        return replace(data, curvature=penalty)
+        return replace(data, curvature=middle_term)
     in_means = gradient.mean()
     gradients = {name: g + in_means[name] if name in in_means else g for name, g in data.gradients.items()}
     return replace(
-        data, curvature=penalty, gradients=gradients, log_sigma_gradients=in_log_sigma if learn_variances else {}
+        data, curvature=middle_term, gradients=gradients, log_sigma_gradients=in_log_sigma if learn_variances else {}
     )
 
 
@@ -92,14 +107,6 @@ def _pulled(outputs: list[Tensor], cotangents: list[Tensor], context: Context) -
                 f"torch has no second derivative for a part of the network: {error} Use another layer there (for "
                 "nn.EmbeddingBag: nn.Embedding and a mean), or an objective without curvature: varlap.VI or varlap.MAP"
             ) from error
-
-
-def _penalty(bnn: BNN, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradients]:
-    """Return k · ½ Σ σ² f and its gradient in log σ, k · σ² f."""
-    products = {name: weight * (2 * bnn.log_sigma[name].detach()).exp() * f for name, f in diagonal.items()}
-    sums = [product.sum() for product in products.values()]
-    penalty = 0.5 * torch.stack([value.to(sums[0].dtype) for value in sums]).sum()
-    return penalty, {name: product.sum_to_size(bnn.log_sigma[name].shape) for name, product in products.items()}
 
 
 def _pull_back(bnn: BNN, estimate: Estimate, weight: float) -> tuple[list[Tensor], list[Tensor]]:

@@ -25,6 +25,10 @@ Variances = Literal["learnt", "closed-form"]
 class VL(Objective):
     """Eq. 30: (1/S) Σ log p(y|x, μ) − (S/2) Σ σ² ḡ² − (β/N) KL, with ḡ the gradient for labels drawn from the model.
 
+    In `varlap.objectives.curvature_term`, `curvature_data_term` is the first two terms (where the curvature has a
+    memory, `with_remembered` adds the middle one) and `penalty` the middle one; S ḡ² is
+    `varlap.curvature.fisher.SquaredGradients`.
+
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.

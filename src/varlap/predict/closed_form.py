@@ -1,6 +1,6 @@
 """Linearised prediction in closed form: outputs are Gaussian, of mean f(x, μ) and covariance J diag(σ²) Jᵀ."""
 
-import logging
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,16 +10,15 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.curvature.fisher import couples_items
+from varlap.curvature.over_items import over_items
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods import Likelihood, Prediction
 from varlap.posterior import BNN
 from varlap.posterior.installed import installed
 from varlap.predict.average import average
 from varlap.predict.inputs import Inputs
-from varlap.predict.linearised import differentiable, one_tensor
+from varlap.predict.linearised import differentiable, tensor_of_outputs
 from varlap.streams import Streams
-
-log = logging.getLogger(__name__)
 
 MOST_ENTRIES_OF_ONE_JACOBIAN = 2**30  # four gigabytes in single precision
 ENTRIES_AT_ONCE = 2**27
@@ -43,7 +42,7 @@ def output_gaussian(bnn: BNN, inputs: Inputs) -> tuple[Tensor, Tensor]:
     means, covariances = [], []
     with differentiable(bnn.network):
         for x in inputs:
-            mean = one_tensor(bnn.outputs(x))
+            mean = tensor_of_outputs(bnn, x)
             _check_size(bnn, mean)
             _check_items_alone(bnn, x, mean)
             means.append(mean)
@@ -96,11 +95,11 @@ def _check_items_alone(bnn: BNN, x: Any, mean: Tensor) -> None:
     if not len(mean):
         return
     if tree.leading_size(x) == len(mean):
-        alone = one_tensor(bnn.outputs(tree.take(x, slice(0, 1))))
+        alone = tensor_of_outputs(bnn, tree.take(x, slice(0, 1)))
         tolerance = 1e-3 if mean.dtype.itemsize >= 4 else 5e-2
         if alone.shape == mean[:1].shape and torch.allclose(alone, mean[:1], tolerance, tolerance):
             return
-        if not torch.equal(one_tensor(bnn.outputs(x)), mean):  # it draws numbers: nothing can be said
+        if not torch.equal(tensor_of_outputs(bnn, x), mean):  # it draws numbers: nothing can be said
             return
     raise NetworkError(
         "closed_form=True needs each item's own Jacobian, which does not exist for this network: an item's output "
@@ -126,13 +125,13 @@ def _covariances(bnn: BNN, x: Any, outputs: Tensor) -> Iterator[Tensor]:
         part = tree.take(x, slice(start, start + chunk))
         size = min(chunk, num_items - start)
         total = torch.zeros(size, num_outputs, num_outputs, dtype=dtype, device=outputs.device)
-        for name, rows in _jacobians(bnn, part, size).items():
+        for name, rows in _jacobians(bnn, part).items():
             scaled = (rows.to(dtype) * sigma[name].to(dtype)).reshape(size, num_outputs, -1)
             total += scaled @ scaled.mT
         yield total
 
 
-def _jacobians(bnn: BNN, x: Any, num_items: int) -> dict[str, Tensor]:
+def _jacobians(bnn: BNN, x: Any) -> dict[str, Tensor]:
     """Return ∂ outputs / ∂ weights of each item by parameter name, [S, D, ...]."""
     means = {name: mean.detach() for name, mean in bnn.means().items()}
 
@@ -140,16 +139,12 @@ def _jacobians(bnn: BNN, x: Any, num_items: int) -> dict[str, Tensor]:
         with installed(bnn.network, weights):
             return bnn.outputs(tree.map_tensors(lambda t: t[None], item)).flatten()
 
-    with torch.enable_grad():
-        try:
-            return torch.vmap(torch.func.jacrev(outputs), in_dims=(None, 0))(means, x)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:  # what vmap cannot trace: recurrent kernels, inputs beside tensors
-            log.info("Jacobians in a loop, since torch.vmap refused the network: %s", error)
+    def alone(item: Any) -> dict[str, Tensor]:
         weights = {name: mean.clone().requires_grad_() for name, mean in means.items()}
-        items = [_rows(outputs(weights, tree.take(x, torch.tensor(i))), weights) for i in range(num_items)]
-    return {name: torch.stack([item[name] for item in items]) for name in means}
+        return _rows(outputs(weights, item), weights)
+
+    with torch.enable_grad():
+        return over_items(functools.partial(torch.func.jacrev(outputs), means), (x,), alone_fn=alone)
 
 
 def _rows(outputs: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

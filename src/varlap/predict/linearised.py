@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
-from varlap.errors import BatchError, NetworkError
-from varlap.likelihoods.protocol import normal_like
+from varlap.errors import NetworkError
+from varlap.likelihoods.protocol import normal_like, one_tensor
 from varlap.posterior import BNN
 from varlap.posterior.installed import installed
 from varlap.predict.draws import deviations
@@ -36,7 +36,7 @@ def linearised_outputs(bnn: BNN, inputs: Inputs, num_samples: int, seed: int) ->
     outputs: list[Tensor] = []
     products = Products(bnn)
     with differentiable(bnn.network):
-        primal = [one_tensor(bnn.outputs(x)) for x in inputs]
+        primal = [tensor_of_outputs(bnn, x) for x in inputs]
         for start in range(0, num_samples, DRAWS_AT_ONCE):
             numbers = range(start, min(start + DRAWS_AT_ONCE, num_samples))
             draws = [deviations(bnn, seed, number) for number in numbers]
@@ -135,11 +135,6 @@ def differentiable(network: nn.Module) -> Iterator[None]:
         yield
 
 
-def one_tensor(outputs: Any) -> Tensor:
-    """Refuse structured outputs, which cannot be added to."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    raise BatchError(
-        f"how='linearised' needs outputs that are one tensor, but the network returned a {type(outputs).__name__}; say "
-        "which entry it is, for example BNN(network, ..., output=0), or use how='sampled'"
-    )
+def tensor_of_outputs(bnn: BNN, x: Any) -> Tensor:
+    """Return f(x, μ), to which a change of the outputs can be added."""
+    return one_tensor(bnn.outputs(x), "how='linearised'", ", or use how='sampled'")

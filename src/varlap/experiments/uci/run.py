@@ -18,17 +18,16 @@ from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
 from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.evaluation import origin
+from varlap.experiments.training_setup import OBJECTIVES
 from varlap.experiments.uci.spec import NUM_SPLITS, TRAINED, TableRecipe, TableRun
 from varlap.experiments.uci.store import TableResult, TableStore
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
 from varlap.models import mlp
-from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN
 from varlap.posthoc import laplace
 from varlap.training import fit
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"map": MAP, "vi": VI, "vl": VL}
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "softplus": nn.Softplus}
 WAY = {"map": "mean", "vi": "linearised", "vl": "linearised"}
 """how a trained method predicts: MAP has no variances, and the others, as Laplace on MAP's mean, go through them alike;
