@@ -132,7 +132,7 @@ def test_a_prediction_made_by_hand_is_scored_by_its_probabilities():
 def test_only_the_wanted_scores_that_apply_are_given():
     wanted = ("ece", "nll", "rmse", "ood_auroc_entropy")
     prediction, y = classes()
-    found = score(prediction, y, only=wanted, ood=prediction, bootstrap=2)
+    found = score(prediction, y, only=wanted, ood=prediction, bootstrap=20)
     each = [name + end for name in ("nll", "ece", "ood_auroc_entropy") for end in ("", "_low", "_high")]
     assert list(found) == each
     everything = score(prediction, y, ood=prediction)
@@ -305,6 +305,6 @@ def test_bad_predictions_are_refused():
 
 
 def test_a_bootstrap_over_several_ranks_is_refused():
-    scores = Scores(bootstrap=5)
+    scores = Scores(bootstrap=20)
     with pytest.raises(ConfigError, match=r"cannot be gathered from several ranks; leave out the bootstrap"):
         scores.gather()

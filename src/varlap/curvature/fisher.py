@@ -101,7 +101,7 @@ class Fisher:
         if self.gradient_memory is not None:
             check_memory("Fisher", self.gradient_memory, "gradient_memory")
             if not self.memory:
-                raise ConfigError("Fisher(gradient_memory=...) goes with memory, which says that anything is remembered")
+                raise ConfigError("Fisher(gradient_memory=...) needs memory, for example memory=0.9")
         if self.batch_norm not in ("whole", "part"):
             raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'whole' or 'part'")
         if self.gradient not in get_args(Gradient):

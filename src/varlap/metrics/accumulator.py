@@ -22,7 +22,7 @@ from varlap.metrics.calibration import (
 )
 from varlap.metrics.detection import ranked_aupr, ranked_auroc, ranked_fpr, ranks
 from varlap.metrics.regression import check_moments, gaussian_crps, gaussian_log_probs, half_width
-from varlap.metrics.rows import ALL_IGNORED, IGNORED_LABEL, Rows, as_rows, checked_count, wide
+from varlap.metrics.rows import ALL_IGNORED, IGNORED_LABEL, Rows, as_rows, wide
 from varlap.metrics.scores import briers, nlls, top_k_hits
 
 TOP = 5
@@ -72,7 +72,7 @@ class Scores:
         self._only = None if only is None else _checked_names(only)
         if not 0 < level < 1:
             raise ConfigError(f"level={level} must be between 0 and 1; 0.95 is usual")
-        self._bootstrap = checked_count("Scores", "bootstrap", bootstrap, least=0)
+        self._bootstrap = resampling.checked_bootstrap("Scores", bootstrap)
         self._level, self._seed, self._trusted = level, seed, trusted
         self._items: list[Columns] = []  # one value for each item
         self._labels: list[Columns] = []  # one value for each label

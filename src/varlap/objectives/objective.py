@@ -92,6 +92,8 @@ class Objective(ABC):
     """whether log σ enters, so that the KL is the whole of Eq. 12"""
     sets_variances = False
     """whether `update_variances` sets log σ"""
+    after_a_nan = "lower the learning rate, or look for an overflow in the network"
+    """what an error advises where a value or a gradient is not finite"""
 
     def __init__(self, num_data: int | None, beta: float, seed: int, beta_warmup_steps: int = 0) -> None:
         name = type(self).__name__
@@ -162,11 +164,11 @@ class Objective(ABC):
         warn_about_probabilities(context)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
-            _check_evaluation(evaluation, at)  # where it is not finite, the graph has changed nothing
+            _check_evaluation(evaluation, at, self.after_a_nan)  # where it is not finite, the graph has changed nothing
         else:
             with prepared(context):
                 evaluation = self.value_and_gradients(context)
-                _check_evaluation(evaluation, at)
+                _check_evaluation(evaluation, at, self.after_a_nan)
         if with_grad:
             self._size_watch.see(batch, self.num_data, type(self).__name__)
             if self._trains_variances():
@@ -309,7 +311,7 @@ def prepared(context: Context) -> Iterator[None]:
         yield
 
 
-def _check_evaluation(evaluation: Evaluation, step: int) -> None:
+def _check_evaluation(evaluation: Evaluation, step: int, advice: str) -> None:
     if evaluation.sound is not None and bool(evaluation.sound):
         return
     named = [
@@ -319,7 +321,7 @@ def _check_evaluation(evaluation: Evaluation, step: int) -> None:
         *((f"the gradient of {name}", gradient) for name, gradient in evaluation.gradients.items()),
         *((f"the curvature of {name}", total) for _, sums in evaluation.updates for name, total in sums.items()),
     ]
-    check_finite(named, step=step, advice="lower the learning rate, or look for an overflow in the network")
+    check_finite(named, step=step, advice=advice)
 
 
 def _as_terms(context: Context, evaluation: Evaluation) -> Terms:

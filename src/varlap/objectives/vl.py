@@ -86,6 +86,16 @@ class VL(Objective):
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
+    @property
+    def after_a_nan(self) -> str:
+        """Advice after a NaN: a remembered gradient is a stale one."""
+        if not self.curvature.memory:
+            return super().after_a_nan
+        return (
+            "lower the learning rate or beta, evaluate the curvature in every step, VL(curvature=varlap.Fisher()), or "
+            "look for an overflow in the network"
+        )
+
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
         warn_about_kinks(self, context)

@@ -22,12 +22,23 @@ def call(network: nn.Module, x: Any) -> Any:
     """
     try:
         return _spread(network, x)
-    except RuntimeError as error:
+    except Exception as error:
+        error.add_note(f"varlap called {type(network).__name__}.forward{_signature(network)} with {_described(x)}")
         weights = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
         others = [tensor.dtype for tensor in tree.tensors(x) if tensor.dtype != weights]
         if weights is None or not others or not any(word in str(error) for word in ("dtype", "type (", "scalar type")):
             raise
         raise BatchError(f"x holds {others[0]}, and the weights are {weights}; give it as x.to({weights})") from error
+
+
+def _signature(network: nn.Module) -> str:
+    parameters = inspect.signature(network.forward).parameters.values()
+    return f"({', '.join(str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters)})"
+
+
+def _described(x: Any) -> str:
+    parts = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tree.named_tensors(x, "x"))
+    return parts or f"x, a {type(x).__name__}"
 
 
 def _spread(network: nn.Module, x: Any) -> Any:

@@ -242,9 +242,7 @@ class Loop:
         try:
             scores = evaluate(self.bnn, self.validation, only=VALIDATION_SCORES)
         except NonFiniteError as error:
-            raise NonFiniteError(
-                f"after epoch {epoch}, in the validation data (step counts its batches): {error}"
-            ) from error
+            raise NonFiniteError(f"after epoch {epoch}, in the validation data: {error}") from error
         if self.world is not None:
             nll = torch.tensor(scores["nll"], dtype=torch.float64, device=self.bnn.device)
             self.world.broadcast([nll])

@@ -27,10 +27,12 @@ class StopRequests:
     >>> with StopRequests() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
     ...     print("the step is finished and saved")
-    ...     stop.raise_if_requested(step=7, saved=True)
-    Traceback (most recent call last):
-    varlap.errors.Interrupted: SIGTERM stopped the training; a checkpoint was saved at step 7 and the same command \
-carries on from there
+    ...     try:
+    ...         stop.raise_if_requested(step=7, saved=True)
+    ...     except Interrupted as error:
+    ...         print(error)
+    the step is finished and saved
+    SIGTERM stopped the training; a checkpoint was saved at step 7 and the same command carries on from there
     """
 
     requested: int | None

@@ -131,8 +131,8 @@ class TrainingStep:
             number = seen[int((sound == 0).nonzero()[0])][0]
             taken = "nothing was changed" if self._guards_weights() else "the weights are of no use any more"
             raise NonFiniteError(
-                f"step {number}: the loss or a gradient holds NaN or Inf; {taken}; look for NaN in the data, lower "
-                "the learning rate, or use compiled=False to see which tensor it is"
+                f"step {number}: the loss or a gradient holds NaN or Inf; {taken}; look for NaN in the data, "
+                f"{self.objective.after_a_nan}; compiled=False shows which tensor it is"
             )
 
     def _eager(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor:
