@@ -1,6 +1,7 @@
 """What an objective remembers: one network's, only of sound steps, and back after a resume."""
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 import varlap
 from cases import CASES, FAST
-from varlap.errors import ConfigError, NetworkError, VarlapWarning
+from varlap.errors import ConfigError, NetworkError, NonFiniteError, VarlapWarning
 from varlap.objectives.running import RunningMean, write
 
 
@@ -167,3 +168,34 @@ def test_weight_decay_on_log_sigma_warns():
     with pytest.warns(VarlapWarning, match=r"AdamW decays log σ by weight_decay=0.1.*bnn.parameter_groups"):
         optimizer.step()
     optimizer.step()
+
+
+def test_the_gradient_of_the_penalty_may_be_forgotten_sooner_than_the_curvature():
+    """Each running mean is the one that its own decay alone would give."""
+    means = {}
+    for name, memory in {
+        "both": {"memory": 0.9, "gradient_memory": 0.5},
+        "slow": {"memory": 0.9},
+        "fast": {"memory": 0.5},
+    }.items():
+        bnn, x, y = CASES[0].make()
+        objective = varlap.VL(100, curvature=dataclasses.replace(FAST, **memory))
+        for step in range(12):  # of which 0, 4 and 8 evaluate
+            objective(bnn, x + step, y, step=step)
+        means[name] = {kind: running.mean() for kind, running in objective.running_means().items()}
+    for kind, like in (("fisher", "slow"), ("gradient", "fast")):
+        for weight, mean in means["both"][kind].items():
+            assert torch.equal(mean, means[like][kind][weight])
+        assert not all(
+            torch.equal(a, b) for a, b in zip(means["slow"][kind].values(), means["fast"][kind].values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize(("curvature", "named"), [(None, True), (varlap.Fisher(), False)])
+def test_a_nan_beside_a_memory_is_answered_by_a_curvature_without_one(curvature, named):
+    bnn, x, y = CASES[0].make()
+    with torch.no_grad():
+        next(iter(bnn.means().values())).mul_(1e200)
+    with pytest.raises(NonFiniteError, match="lower the learning rate") as caught:
+        varlap.VL(100, curvature=curvature)(bnn, x, y)
+    assert (r"evaluate the curvature in every step, VL(curvature=varlap.Fisher())" in str(caught.value)) == named

@@ -93,6 +93,26 @@ def test_every_mode_predicts_for_every_network_and_leaves_no_trace(case, mode):
         assert (total - prediction.variance).abs().max() < 1e-12
 
 
+def test_the_weights_part_of_a_variance_has_its_digits_beside_a_noise_that_dwarfs_it():
+    class Loud(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = nn.Linear(1, 1)
+
+        def forward(self, x):
+            return torch.cat([self.mean(x), torch.full_like(x, 9.0)], 1)  # a noise variance of e¹⁸
+
+    torch.manual_seed(0)
+    bnn, x = varlap.BNN(Loud(), "heteroscedastic"), torch.tensor([[0.5]])
+    for mode, tolerance in (({"how": "linearised", "closed_form": True}, 1e-5), ({"how": "linearised"}, 0.9)):
+        found, exact = (
+            float(one.predict(inputs, **mode, seed=0).epistemic_variance)
+            for one, inputs in ((bnn, x), (copy.deepcopy(bnn).double(), x.double()))
+        )
+        assert exact > 1e-4
+        assert found == pytest.approx(exact, rel=tolerance)
+
+
 @by_mode
 @by_case
 def test_a_seed_determines_the_prediction_whatever_the_batch_size(case, mode):

@@ -32,8 +32,9 @@ def call(network: nn.Module, x: Any) -> Any:
 
 
 def _signature(network: nn.Module) -> str:
-    parameters = inspect.signature(network.forward).parameters.values()
-    return f"({', '.join(str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters)})"
+    signature = inspect.signature(network.forward)
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
 def _described(x: Any) -> str:

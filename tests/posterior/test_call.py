@@ -1,0 +1,42 @@
+"""An error of the user's network says how varlap called it."""
+
+import pytest
+import torch
+from torch import nn
+
+import varlap
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return self.body(x + scale * z)
+
+
+@pytest.mark.parametrize(
+    ("network", "x", "note"),
+    [
+        (nn.Linear(3, 2), torch.ones(5, 4), "varlap called Linear.forward(input) with x (5, 4)"),
+        (nn.Embedding(3, 2), torch.tensor([[7]]), "varlap called Embedding.forward(input) with x (1, 1)"),
+        (
+            Two(),
+            {"x": torch.ones(5, 3), "z": torch.ones(5, 3), "w": torch.ones(5)},
+            "varlap called Two.forward(x, z, *, scale=1.0) with x['x'] (5, 3), x['z'] (5, 3), x['w'] (5,)",
+        ),
+        (nn.Linear(3, 2), "text", "varlap called Linear.forward(input) with x, a str"),
+    ],
+)
+def test_an_error_of_the_network_has_a_note_of_what_it_was_given(network: nn.Module, x: object, note: str):
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as caught:
+        varlap.BNN(network).predict(x)
+    assert caught.value.__notes__ == [note]
+
+
+def test_fit_says_it_too():
+    bnn = varlap.BNN(nn.Linear(3, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        varlap.fit(bnn, varlap.MAP(8), (torch.ones(8, 4), torch.zeros(8).long()), epochs=1, progress="none")
+    assert "varlap called Linear.forward(input) with x (1, 4)" in caught.value.__notes__
