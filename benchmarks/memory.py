@@ -1,4 +1,4 @@
-"""What a remembered gradient of VL's regulariser costs: a small regression and digits, by learning rate and β.
+"""When a curvature that VL remembers is too old: a small regression and digits, by learning rate and β.
 
     python benchmarks/memory.py --workers 2 --out results/quality/memory.json
 
@@ -25,7 +25,7 @@ from varlap.experiments import origin
 Data = tuple[Tensor, Tensor]
 CURVATURES = {
     "the default": DEFAULT,
-    "the gradient forgotten sooner": replace(DEFAULT, gradient_memory=0.5),
+    "a quarter of the batch in every step": replace(DEFAULT, every=1),
     "the paper's": varlap.Fisher(),
 }
 LEARNING_RATES, BETAS, SEEDS = (1e-3, 5e-3, 2e-2), (0.1, 1.0), (0, 1, 2)

@@ -469,8 +469,6 @@ def test_settings_that_cannot_be_right_are_refused(kind, settings, message):
         ({"gradient": "hold"}, r"Fisher\(gradient='hold'\): choose 'held' \(the paper's\), 'quiet' or 'whole'"),
         ({"batch_norm": "none"}, r"Fisher\(batch_norm='none'\): choose 'whole' or 'part'"),
         ({"memory": 1.0}, r"Fisher\(memory=1\.0\) must be in \[0, 1\); 0\.9 averages about 10 evaluations"),
-        ({"memory": 0.9, "gradient_memory": 1.0}, r"Fisher\(gradient_memory=1\.0\) must be in \[0, 1\)"),
-        ({"gradient_memory": 0.5}, r"Fisher\(gradient_memory=\.\.\.\) needs memory, for example memory=0\.9"),
         ({"memory": math.nan}, r"Fisher\(memory=nan\) must be in \[0, 1\)"),
     ],
     ids=str,

@@ -1,7 +1,6 @@
 """What an objective remembers: one network's, only of sound steps, and back after a resume."""
 
 import copy
-import dataclasses
 import pickle
 
 import pytest
@@ -168,27 +167,6 @@ def test_weight_decay_on_log_sigma_warns():
     with pytest.warns(VarlapWarning, match=r"AdamW decays log σ by weight_decay=0.1.*bnn.parameter_groups"):
         optimizer.step()
     optimizer.step()
-
-
-def test_the_gradient_of_the_penalty_may_be_forgotten_sooner_than_the_curvature():
-    """Each running mean is the one that its own decay alone would give."""
-    means = {}
-    for name, memory in {
-        "both": {"memory": 0.9, "gradient_memory": 0.5},
-        "slow": {"memory": 0.9},
-        "fast": {"memory": 0.5},
-    }.items():
-        bnn, x, y = CASES[0].make()
-        objective = varlap.VL(100, curvature=dataclasses.replace(FAST, **memory))
-        for step in range(12):  # of which 0, 4 and 8 evaluate
-            objective(bnn, x + step, y, step=step)
-        means[name] = {kind: running.mean() for kind, running in objective.running_means().items()}
-    for kind, like in (("fisher", "slow"), ("gradient", "fast")):
-        for weight, mean in means["both"][kind].items():
-            assert torch.equal(mean, means[like][kind][weight])
-        assert not all(
-            torch.equal(a, b) for a, b in zip(means["slow"][kind].values(), means["fast"][kind].values(), strict=True)
-        )
 
 
 @pytest.mark.parametrize(("curvature", "named"), [(None, True), (varlap.Fisher(), False)])

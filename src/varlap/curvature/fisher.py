@@ -78,9 +78,6 @@ class Fisher:
             `canonical` and the outputs are one tensor; else it is "held"); "whole" also counts how the labels'
             distribution moves with the weights, the true gradient of the Fisher term (it needs a likelihood with a
             `score`). Parameters of the likelihood always get the true gradient.
-        gradient_memory: the same decay for the gradient of the penalty in the means, by default that of `memory`. The
-            penalty's value and the variances bear more staleness than it does: at a high learning rate the gradient of
-            40 steps ago pushes weights to where they were, further each time, until a training diverges.
 
     >>> Fisher(every=4).weight(step=8), Fisher(every=4).weight(step=9)
     (4, 0)
@@ -92,16 +89,11 @@ class Fisher:
     memory: float = 0.0
     batch_norm: Literal["whole", "part"] = "whole"
     gradient: Gradient = "held"
-    gradient_memory: float | None = None
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_settings("Fisher", self.every, self.fraction, self.groups)
         check_memory("Fisher", self.memory)
-        if self.gradient_memory is not None:
-            check_memory("Fisher", self.gradient_memory, "gradient_memory")
-            if not self.memory:
-                raise ConfigError("Fisher(gradient_memory=...) needs memory, for example memory=0.9")
         if self.batch_norm not in ("whole", "part"):
             raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'whole' or 'part'")
         if self.gradient not in get_args(Gradient):
@@ -302,10 +294,10 @@ def check_settings(name: str, every: int, fraction: float, groups: int) -> None:
         raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")
 
 
-def check_memory(name: str, memory: float, setting: str = "memory") -> None:
+def check_memory(name: str, memory: float) -> None:
     """Refuse a decay that is none."""
     if not 0 <= memory < 1:
-        raise ConfigError(f"{name}({setting}={memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
+        raise ConfigError(f"{name}(memory={memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
 
 
 _DRAWS = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}

@@ -78,9 +78,7 @@ class VL(Objective):
         self.variances: Variances = variances
         self.sets_variances = variances == "closed-form"
         self._variance_fisher = RunningMean(fisher_decay)
-        in_means = getattr(self.curvature, "gradient_memory", None)
-        self._fisher = RunningMean(self.curvature.memory)
-        self._gradient = RunningMean(self.curvature.memory if in_means is None else in_means)
+        self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
         self._calls_since_update = 0
         if variances == "closed-form" and self.beta == 0:
