@@ -7,9 +7,12 @@ on README.md and the pages of this folder. A test holds that this changes nothin
 import ast
 import dataclasses
 import itertools
+import json
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from varlap.experiments import Result, RunSpec
 from varlap.experiments.grid import paper_numbers
@@ -142,6 +145,28 @@ def early_stopping(data: str, epochs: str) -> list[str]:
     ]
 
 
+def memories() -> list[str]:
+    """Test NLL by curvature, learning rate and β where VL's remembered curvature may be too old."""
+    runs = json.loads((ROOT / "results" / "quality" / "memory.json").read_text())["runs"]
+    found: dict[tuple[Any, ...], dict[str, list[float | None]]] = {}
+    for run in runs:
+        where = found.setdefault((run["task"], run["lr"], run["beta"]), {})
+        where.setdefault(run["curvature"], []).append(run["test_nll"])
+    curvatures = list(dict.fromkeys(run["curvature"] for run in runs))
+    rows = [
+        _row(task, f"{lr:g}", f"{beta:g}", *(_mean_or_failures(nlls[curvature]) for curvature in curvatures))
+        for (task, lr, beta), nlls in found.items()
+    ]
+    return [*_head("task", "learning rate", "β", *curvatures), *rows]
+
+
+def _mean_or_failures(nlls: list[float | None]) -> str:
+    sound = [nll for nll in nlls if nll is not None]
+    lost = "" if len(sound) == len(nlls) else f"NaN in {len(nlls) - len(sound)} of {len(nlls)}"
+    mean = f"{statistics.fmean(sound):.3f}".replace("-", "−") if sound else ""
+    return "; ".join(filter(None, [mean, lost]))
+
+
 def settings() -> list[str]:
     """The settings of a run with their defaults, from the words in the code."""
     (spec,) = (node for node in ast.parse(SPEC.read_text()).body if isinstance(node, ast.ClassDef))
@@ -166,6 +191,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "long-trainings": long_trainings,
     "studies": studies,
     "early-stopping": early_stopping,
+    "memories": memories,
     "settings": settings,
 }
 

@@ -20,7 +20,7 @@ class VI(Objective):
         num_samples: weight samples a step.
         antithetic: use each ε together with −ε (an even number of samples).
         seed: of the weight samples.
-        beta_warmup_steps: ramp β up over so many steps.
+        beta_warmup_steps: ramp β up over so many steps, from the first of each training.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))

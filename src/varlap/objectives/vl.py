@@ -34,13 +34,15 @@ class VL(Objective):
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
         curvature: how the Fisher is estimated: by default on a quarter of the batch in every fourth step, remembered in
             between, `Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")`. `Fisher()` is the paper's: the
-            whole batch in every step, at three times the cost of MAP.
+            whole batch in every step, at three times the cost of MAP. Where a regression diverges at a high learning
+            rate, what is remembered is too old: leave `every` out.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
         seed: of the drawn labels.
-        beta_warmup_steps: ramp β up over so many steps. Closed-form variances need it, about 30 % of all steps: without
-            it they jump to the prior's before the network has learnt anything, with lasting harm.
+        beta_warmup_steps: ramp β up over so many steps, from the first of each training. Closed-form variances need it,
+            about 30 % of all steps: without it they jump to the prior's before the network has learnt anything, with
+            lasting harm.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))

@@ -25,7 +25,7 @@ class VLHessian(Objective):
         beta: tempering of the KL.
         curvature: `Hessian(every=..., num_probes=...)`, Hutchinson's estimate.
         seed: of the probes.
-        beta_warmup_steps: ramp β up over so many steps.
+        beta_warmup_steps: ramp β up over so many steps, from the first of each training.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 3))
