@@ -57,9 +57,20 @@ def test_a_block_waits_for_the_one_before_it(tmp_path: Path):
 def test_what_a_killed_process_left_beside_a_file_goes_with_a_later_write(tmp_path: Path):
     path = tmp_path / "digits [1].json"
     old, new, other = (tmp_path / name for name in (f".{path.name}.1.tmp", f".{path.name}.2.tmp", ".other.json.1.tmp"))
-    for left in (old, new, other):
+    of_a_user = tmp_path / f".{path.name}.backup.1.tmp"
+    for left in (old, new, other, of_a_user):
         left.write_bytes(b"")
-    for left in (old, other):
+    for left in (old, other, of_a_user):
         os.utime(left, (time.time() - 2 * files.LONGER_THAN_A_WRITE_S,) * 2)
     replace_file(path, b"{}")
-    assert sorted(tmp_path.iterdir()) == sorted([path, new, other])  # `new` may be of a process that writes now
+    assert sorted(tmp_path.iterdir()) == sorted(
+        [path, new, other, of_a_user]
+    )  # `new` may be of a process that writes now
+
+
+def test_what_cannot_be_removed_beside_a_file_does_not_keep_it_from_being_written(tmp_path: Path):
+    path, folder = tmp_path / "result.json", tmp_path / ".result.json.1.tmp"
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    replace_file(path, b"{}")
+    assert path.read_bytes() == b"{}"

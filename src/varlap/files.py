@@ -47,8 +47,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path = path.resolve()  # a link stays a link
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     for left in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
+        with contextlib.suppress(OSError):  # what cannot be removed does no harm
+            of_a_process = left.name.removeprefix(f".{path.name}.").removesuffix(".tmp").isdigit()
+            if of_a_process and time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
                 left.unlink()  # of a process that was killed while it wrote
     try:
         with beside.open("wb") as file:

@@ -7,6 +7,7 @@ step: the same numbers give the same stream.
 import contextlib
 import hashlib
 import operator
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from varlap.errors import ConfigError
 
-_GLOBAL_GENERATORS = threading.RLock()
+_LOCKS = [threading.RLock()]  # of the global generators
+if hasattr(os, "register_at_fork"):  # a thread that held it is not in the child
+    os.register_at_fork(after_in_child=lambda: _LOCKS.__setitem__(0, threading.RLock()))
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -136,7 +139,7 @@ class Streams:
         These are the whole process's, so one thread at a time has them.
         """
         devices = [device] if device.type not in ("cpu", "mps", "meta") else []
-        with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
+        with _LOCKS[0], torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
             seed = derive_seed(self.seed, "network", self.step, self.micro_batch, self.rank)
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":

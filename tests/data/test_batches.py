@@ -78,6 +78,11 @@ def test_targets_may_be_a_dict_or_a_tuple_of_arrays(x):
             assert torch.equal(torch.cat(one), Y)
 
 
+def test_two_dicts_in_a_list_are_batches_that_are_no_pairs():
+    with pytest.raises(BatchError, match="batch 0 is a dict, not a pair"):
+        list(as_batches([{"x": X, "y": Y}, {"x": X, "y": Y}], 3))
+
+
 def test_two_pairs_in_a_tuple_are_two_batches():
     data = ((X[:3], Y[:3]), (X[3:], Y[3:]))
     assert [len(y) for _, y in as_batches(data, 100)] == [3, 4]

@@ -40,3 +40,17 @@ def test_fit_says_it_too():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         varlap.fit(bnn, varlap.MAP(8), (torch.ones(8, 4), torch.zeros(8).long()), epochs=1, progress="none")
     assert "varlap called Linear.forward(input) with x (1, 4)" in caught.value.__notes__
+
+
+class Slip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.table(x).to(mask.dtype)
+
+
+def test_a_slip_of_the_network_that_speaks_of_dtypes_is_not_taken_for_inputs_of_another_precision():
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'dtype'"):
+        varlap.BNN(Slip()).predict(torch.tensor([[1]]))

@@ -74,6 +74,17 @@ def test_a_network_without_batch_norm_has_nothing_to_reestimate():
     assert varlap.reestimate_statistics(varlap.BNN(nn.Linear(2, 2)), (torch.zeros(3, 2), torch.zeros(3))) == 0
 
 
+def test_sorted_items_are_mixed_for_statistics_whatever_form_their_targets_have():
+    x = torch.arange(64, dtype=torch.float64)[:, None].repeat(1, 2)  # within a batch of neighbours nothing varies
+    found = []
+    for y in (x[:, 0], {"a": x[:, 0], "b": x}):
+        bnn = varlap.BNN(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)).double())
+        varlap.reestimate_statistics(bnn, (x, y), batch_size=4)
+        found.append(bnn.network[0].running_var)
+    assert torch.equal(*found)
+    assert found[0].min() > 100
+
+
 def test_a_failed_pass_leaves_the_old_statistics():
     bnn = small_network()
     before = {name: buffer.clone() for name, buffer in bnn.network.named_buffers()}

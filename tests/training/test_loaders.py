@@ -28,12 +28,27 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "distributed": {"sampler": DistributedSampler(ITEMS, 2, 0), "batch_size": 4},
     "fit's": {"sampler": FitSampler(ITEMS), "batch_size": 4},
     "one of one's own": {"batch_sampler": type("Own", (list,), {"sampler": object()})([[0, 1], [2, 3]])},
+    "a shard of batches": {"batch_sampler": type("Shard", (BatchSampler,), {})(SequentialSampler(ITEMS), 4, False)},
 }
 
 
 def _source(loader: Any, share: slice = slice(None), resumable: bool = False) -> Any:
     settings = {"batch_size": 4, "seed": 0, "device": torch.device("cpu")}
     return as_source(loader, share=share, resumable=resumable, **settings)
+
+
+class Loader:
+    """Not torch's, but with a sampler as torch's has."""
+
+    sampler, batch_size = RandomSampler(ITEMS), 4
+
+    def __iter__(self):
+        yield from DataLoader(ITEMS, batch_size=4, sampler=self.sampler)
+
+
+def test_a_sampler_of_another_loader_is_refused_on_several_ranks_too():
+    with pytest.raises(varlap.errors.ConfigError, match="the loader's RandomSampler chooses"):
+        _source(Loader(), share=slice(0, None, 2))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

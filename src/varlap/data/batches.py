@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from varlap import tree
-from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn
+from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn, is_array
 from varlap.errors import BatchError, ConfigError
 
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
@@ -19,8 +19,8 @@ def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> 
     """Give the batches (x, y) of the data, in order; they can be read as often as needed.
 
     Args:
-        data: a tuple (x, y) of tensors or arrays, where both may be dicts or tuples of them; a map-style torch
-            Dataset; or a DataLoader or any other re-iterable of batches, which is used as it is.
+        data: a tuple (x, y) of tensors or arrays, or of dicts or tuples of them (two tuples are two batches); a
+            map-style torch Dataset; or a DataLoader or any other re-iterable of batches, which is used as it is.
         batch_size: items in a batch of arrays or of a Dataset; the last batch may have fewer.
         dtype: of the weights, which numpy's floating-point numbers take, as in `as_tensors`; by default they keep
             their own.
@@ -126,7 +126,7 @@ def _check_form(data: Any) -> None:
 
 
 def is_arrays(data: Any) -> bool:
-    """Whether data are a pair (x, y) of arrays, or of dicts or tuples of them; a pair of pairs is two batches.
+    """Whether data are a pair (x, y) of arrays, or of dicts or tuples of them; pairs, or dicts in a list, are batches.
 
     >>> x, y = torch.zeros(5, 2), torch.zeros(5)
     >>> is_arrays((x, y)), is_arrays((x, (y, y))), is_arrays(({"a": x}, {"b": y})), is_arrays([(x, y), (x, y)])
@@ -134,7 +134,10 @@ def is_arrays(data: Any) -> bool:
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False
-    return not all(isinstance(part, tuple | list) for part in data)
+    x, y = data
+    return is_array(y) or (
+        isinstance(data, tuple) and (is_array(x) or isinstance(x, Mapping) or isinstance(y, Mapping))
+    )
 
 
 def _count_arrays(x: Any, y: Any) -> int:

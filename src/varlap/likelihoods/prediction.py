@@ -38,13 +38,13 @@ class Prediction:
     """aleatoric: mean entropy of the averaged networks"""
     noise_variance: Tensor | None = None
     """aleatoric: mean noise variance of the averaged networks"""
-    epistemic_variance: Tensor | None = None
-    """of the means, which the weights leave open: `variance` − `noise_variance` where it is not given, and None for a
-    prediction by one network; beside a large noise it has digits only if it is given"""
     outputs: Sequence[Any] = ()
     """what each of the averaged networks returned"""
     likelihood: Any = None
     """how to read these outputs"""
+    epistemic_variance: Tensor | None = None
+    """of the means, which the weights leave open: `variance` − `noise_variance` where it is not given, and None for a
+    prediction by one network; beside a large noise it has digits only if it is given"""
 
     def __post_init__(self) -> None:
         if self.epistemic_variance is None and self.noise_variance is not None and self.variance is not None:

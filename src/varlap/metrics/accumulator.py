@@ -127,10 +127,13 @@ class Scores:
 
         if self._bootstrap:
             raise ConfigError("Scores(bootstrap=...) cannot be gathered from several ranks; leave out the bootstrap")
-        num_items = [0] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(num_items, self._num_items)
-        if not all(num_items):
-            raise BatchError("a rank has scored no items; give each rank some, or gather on those that have")
+        own = [sorted(parts[0]) if parts else [] for parts in (self._items, self._labels, self._outside)]
+        of_all: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(of_all, own)
+        if not own[0] or any(other != own for other in of_all):
+            raise BatchError(
+                "a rank has scored nothing, or something else than another; give each the same kinds of items"
+            )
         for parts in (self._items, self._labels, self._outside):
             own = _concatenated(parts)
             parts[:] = [{name: torch.cat(gather_all_tensors(column)) for name, column in own.items()}] if own else []

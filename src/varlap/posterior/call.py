@@ -24,6 +24,8 @@ def call(network: nn.Module, x: Any) -> Any:
         return _spread(network, x)
     except Exception as error:
         error.add_note(f"varlap called {type(network).__name__}.forward{_signature(network)} with {_described(x)}")
+        if not isinstance(error, RuntimeError):
+            raise
         weights = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
         others = [tensor.dtype for tensor in tree.tensors(x) if tensor.dtype != weights]
         if weights is None or not others or not any(word in str(error) for word in ("dtype", "type (", "scalar type")):

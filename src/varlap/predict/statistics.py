@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors
+from varlap.data.batches import is_arrays
 from varlap.errors import BatchError
 from varlap.posterior import BNN
 from varlap.posterior.buffers import KeptBuffers
@@ -79,13 +80,13 @@ def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE, seed: int = 0)
 def _shuffled(data: Any, seed: int, dtype: torch.dtype) -> Any:
     """Mix the items, as training does: of batches sorted by class the variances would be too small. Loaders stay."""
     is_set = isinstance(data, Dataset) and hasattr(data, "__len__")
-    if not is_set and not (isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__array__")):
+    if not is_set and not is_arrays(data):
         return data
     generator = Streams(seed, 0).generator("order", "cpu")
     if is_set:
         return Subset(data, torch.randperm(len(data), generator=generator).tolist())  # type: ignore[arg-type]
     x, y = as_tensors(data, dtype)
-    order = torch.randperm(len(y), generator=generator)
+    order = torch.randperm(tree.leading_size(y) or 0, generator=generator)
     return tree.map_tensors(lambda tensor: tensor[order.to(tensor.device)], (x, y))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -26,6 +27,7 @@ from varlap.streams import Streams
 
 log = logging.getLogger(__name__)
 
+IN_ORDER = (BatchSampler, SequentialSampler, list, tuple)  # these give all items, and on every rank the same
 NUM_FINGERPRINTED = 256  # items that tell one data set from another
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -205,9 +207,10 @@ class _Loader:
         self._share = share
         self._samplers = _samplers(loader)
         sampler = self._samplers[-1] if self._samplers else None
-        if share != slice(None) and self._samplers and not isinstance(sampler, SequentialSampler):
+        choosing = [type(one).__name__ for one in self._samplers if type(one) not in IN_ORDER]
+        if share != slice(None) and choosing:
             raise ConfigError(
-                f"the DataLoader's {type(sampler).__name__} chooses the items of each rank, and fit shares batches out "
+                f"the loader's {choosing[0]} chooses the items of each rank, and fit shares batches out "
                 "among the ranks by itself: some items would never be trained on; give fit the Dataset instead"
             )
         if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
@@ -240,10 +243,11 @@ class _Loader:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """Return what a DataLoader takes the numbers of its items from, the innermost last; nothing of other loaders."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    """Return what a loader takes the numbers of its items from, the innermost last."""
+    if isinstance(getattr(loader, "dataset", None), IterableDataset) or not hasattr(loader, "sampler"):
         return []
-    found: list[Any] = [loader.sampler if loader.batch_sampler is None else loader.batch_sampler]
+    batches = getattr(loader, "batch_sampler", None)
+    found: list[Any] = [loader.sampler if batches is None else batches]
     while (inner := getattr(found[-1], "sampler", None)) is not None:
         found.append(inner)
     return found

@@ -98,10 +98,11 @@ class VLClassifier(ClassifierMixin, VLEstimator):
             del self.classes_
 
     def _learn_targets(self, y: Any, weights: Any) -> None:  # noqa: ARG002
-        if not hasattr(self, "classes_"):
-            self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[0]}; give rows of at least two")
+        classes = getattr(self, "classes_", None)
+        classes = np.unique(y) if classes is None else classes
+        if len(classes) < 2:
+            raise ValueError(f"y has one class only, {classes[0]}; give rows of at least two")
+        self.classes_ = classes
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise ValueError(f"class {unknown[0]} is none of {self.classes_}; give them all in partial_fit(classes=)")
