@@ -24,7 +24,7 @@ class Two(nn.Module):
         (
             Two(),
             {"x": torch.ones(5, 3), "z": torch.ones(5, 3), "w": torch.ones(5)},
-            "varlap called Two.forward(x, z, *, scale=1.0) with x['x'] (5, 3), x['z'] (5, 3), x['w'] (5,)",
+            "varlap called Two.forward(x, z, scale) with x['x'] (5, 3), x['z'] (5, 3), x['w'] (5,)",
         ),
         (nn.Linear(3, 2), "text", "varlap called Linear.forward(input) with x, a str"),
     ],
@@ -40,6 +40,21 @@ def test_fit_says_it_too():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         varlap.fit(bnn, varlap.MAP(8), (torch.ones(8, 4), torch.zeros(8).long()), epochs=1, progress="none")
     assert "varlap called Linear.forward(input) with x (1, 4)" in caught.value.__notes__
+
+
+class OfTorch(nn.Module):
+    """One whose forward pass is a function without a signature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.forward = torch.relu
+
+
+def test_an_error_passes_where_the_signature_cannot_be_read():
+    with pytest.raises(TypeError, match="relu") as caught:
+        varlap.BNN(OfTorch()).predict("text")
+    assert caught.value.__notes__ == ["varlap called OfTorch.forward(...) with x, a str"]
 
 
 class Slip(nn.Module):

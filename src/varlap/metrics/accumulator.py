@@ -127,10 +127,10 @@ class Scores:
 
         if self._bootstrap:
             raise ConfigError("Scores(bootstrap=...) cannot be gathered from several ranks; leave out the bootstrap")
-        own = [sorted(parts[0]) if parts else [] for parts in (self._items, self._labels, self._outside)]
+        names = [sorted(parts[0]) if parts else [] for parts in (self._items, self._labels, self._outside)]
         of_all: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(of_all, own)
-        if not own[0] or any(other != own for other in of_all):
+        torch.distributed.all_gather_object(of_all, names)
+        if not names[0] or any(others != names for others in of_all):
             raise BatchError(
                 "a rank has scored nothing, or something else than another; give each the same kinds of items"
             )

@@ -23,7 +23,7 @@ def call(network: nn.Module, x: Any) -> Any:
     try:
         return _spread(network, x)
     except Exception as error:
-        error.add_note(f"varlap called {type(network).__name__}.forward{_signature(network)} with {_described(x)}")
+        error.add_note(f"varlap called {type(network).__name__}.forward({_arguments(network)}) with {_described(x)}")
         if not isinstance(error, RuntimeError):
             raise
         weights = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
@@ -33,10 +33,11 @@ def call(network: nn.Module, x: Any) -> Any:
         raise BatchError(f"x holds {others[0]}, and the weights are {weights}; give it as x.to({weights})") from error
 
 
-def _signature(network: nn.Module) -> str:
-    signature = inspect.signature(network.forward)
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+def _arguments(network: nn.Module) -> str:
+    try:
+        return ", ".join(inspect.signature(network.forward).parameters)
+    except (TypeError, ValueError):  # a function of torch's own has no signature
+        return "..."
 
 
 def _described(x: Any) -> str:
