@@ -22,7 +22,7 @@ from varlap.training.benchmark import BETA, MODELS, NUM_DATA, BenchSpec
 from varlap.training.step import TrainingStep
 
 PERIOD = 8  # steps; a multiple of every `every` below
-PARTS = [(4, 1 / 4), (2, 1 / 8), (1, 1 / 16), (1, 1 / 8), (1, 1 / 4), (1, 1 / 2)]  # (every, fraction)
+PARTS = [(4, 1 / 4), (2, 1 / 8), (1, 1 / 16), (1, 1 / 4)]  # (every, fraction)
 CURVATURES = {
     f"{fraction:g} of the batch, every {every}": varlap.Fisher(every, fraction, memory=0.9, batch_norm="part")
     for every, fraction in PARTS
