@@ -25,7 +25,7 @@ BATCH_SIZE = 128
 CURVATURES = {
     "vl-exact": varlap.Fisher(),
     "vl-default": varlap.curvature.DEFAULT,
-    "vl-every-1": varlap.Fisher(fraction=1 / 16, memory=0.9, batch_norm="part"),
+    "vl-every-1": varlap.Fisher(fraction=1 / 16, memory=0.5, batch_norm="part"),
     "vl-every-2": varlap.Fisher(every=2, fraction=1 / 8, memory=0.8, batch_norm="part"),
     "vl-every-6": varlap.Fisher(every=6, fraction=0.25, memory=0.8, batch_norm="part"),
     "vl-every-8": varlap.Fisher(every=8, fraction=0.25, memory=0.8, batch_norm="part"),

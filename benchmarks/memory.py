@@ -26,6 +26,7 @@ Data = tuple[Tensor, Tensor]
 CURVATURES = {
     "the default": DEFAULT,
     "a quarter of the batch in every step": replace(DEFAULT, every=1),
+    "a sixteenth of the batch in every step": replace(DEFAULT, every=1, fraction=1 / 16, memory=0.5),
     "the paper's": varlap.Fisher(),
 }
 LEARNING_RATES, BETAS, SEEDS = (1e-3, 5e-3, 2e-2), (0.1, 1.0), (0, 1, 2)

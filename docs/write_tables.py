@@ -18,6 +18,7 @@ from varlap.experiments import Result, RunSpec
 from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key
 from varlap.report.reproduction import read_sweeps
+from varlap.report.sweep_tables import table_2
 from varlap.report.sweeps import METHODS, Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,6 +146,19 @@ def early_stopping(data: str, epochs: str) -> list[str]:
     ]
 
 
+def times_of_an_epoch() -> list[str]:
+    """Table 2: seconds an epoch beside the paper's."""
+    (sweep,) = read_sweeps(ROOT / "results" / "table-2")
+    return table_2(sweep).to_markdown().splitlines()
+
+
+def curvature_costs() -> list[str]:
+    """What a step takes by how often, and on how much of the batch, VL evaluates its curvature."""
+    methods = json.loads((ROOT / "results" / "bench" / "curvatures-h200.json").read_text())["methods"]
+    rows = [_row(name, f"{row['median_ms']:.2f}", f"{row['ratio_to_map']:.2f}") for name, row in methods.items()]
+    return [*_head("curvature", "ms", "× MAP"), *rows]
+
+
 def memories() -> list[str]:
     """Test NLL by curvature, learning rate and β where VL's remembered curvature may be too old."""
     runs = json.loads((ROOT / "results" / "quality" / "memory.json").read_text())["runs"]
@@ -191,6 +205,8 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "long-trainings": long_trainings,
     "studies": studies,
     "early-stopping": early_stopping,
+    "times-of-an-epoch": times_of_an_epoch,
+    "curvature-costs": curvature_costs,
     "memories": memories,
     "settings": settings,
 }
