@@ -9,7 +9,6 @@ import argparse
 import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import varlap
-from varlap.curvature import DEFAULT
+from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS
 from varlap.data import load
 from varlap.experiments import origin
 
 Data = tuple[Tensor, Tensor]
 CURVATURES = {
-    "the default": DEFAULT,
-    "a quarter of the batch in every step": replace(DEFAULT, every=1),
-    "a sixteenth of the batch in every step": replace(DEFAULT, every=1, fraction=1 / 16, memory=0.5),
+    "VL's own for labels": DEFAULT,
+    "VL's own for numbers": DEFAULT_FOR_NUMBERS,
     "the paper's": varlap.Fisher(),
 }
 LEARNING_RATES, BETAS, SEEDS = (1e-3, 5e-3, 2e-2), (0.1, 1.0), (0, 1, 2)

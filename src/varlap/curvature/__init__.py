@@ -2,12 +2,13 @@
 
 from varlap.curvature.diagonal import fisher_diagonal, hessian_diagonal
 from varlap.curvature.exact_fisher import ExactFisher
-from varlap.curvature.fisher import DEFAULT, EmpiricalFisher, Fisher
+from varlap.curvature.fisher import DEFAULT, DEFAULT_FOR_NUMBERS, EmpiricalFisher, Fisher
 from varlap.curvature.hessian import Hessian
 from varlap.curvature.protocol import Curvature, Estimate
 
 __all__ = [
     "DEFAULT",
+    "DEFAULT_FOR_NUMBERS",
     "Curvature",
     "EmpiricalFisher",
     "Estimate",

@@ -241,6 +241,9 @@ class Objective(ABC):
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the expected log-likelihood of the batch, per datum, and its gradients."""
 
+    def meet(self, bnn: BNN) -> None:  # noqa: B027
+        """Choose what was left to the network, before the first step with it."""
+
     def inspect(self, context: Context) -> None:  # noqa: B027
         """Refuse or warn about what only this objective minds, before anything is computed."""
 

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from varlap.curvature import DEFAULT, Curvature, Hessian
+from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError, VarlapWarning
+from varlap.likelihoods import Bernoulli, Categorical
 from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered, without_curvature
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.map import mean_data_term
@@ -32,10 +33,12 @@ class VL(Objective):
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
-        curvature: how the Fisher is estimated: by default on a quarter of the batch in every fourth step, remembered in
-            between, `Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")`. `Fisher()` is the paper's: the
-            whole batch in every step, at three times the cost of MAP. Where a regression diverges at a high learning
-            rate, what is remembered is too old: leave `every` out.
+        curvature: how the Fisher is estimated. By default on a quarter of the batch. For labels, categorical or
+            bernoulli, in every fourth step and remembered in between, `Fisher(every=4, fraction=0.25, memory=0.9,
+            batch_norm="part")`. For all other likelihoods, with which that can diverge, in every step:
+            `Fisher(fraction=0.25, batch_norm="part")`. The attribute `curvature` is the one for labels until the
+            objective meets its network. `Fisher()` is the paper's: the whole batch in every step, at three times the
+            cost of MAP.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
@@ -81,6 +84,7 @@ class VL(Objective):
         self.sets_variances = variances == "closed-form"
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
+        self._chooses = curvature is None
         self._owner: weakref.ref[BNN] | None = None
         self._calls_since_update = 0
         if variances == "closed-form" and self.beta == 0:
@@ -96,8 +100,17 @@ class VL(Objective):
             "look for an overflow in the network"
         )
 
+    def meet(self, bnn: BNN) -> None:
+        """Choose the curvature by the likelihood, where the caller has left it open."""
+        if self._chooses and (self._owner is None or not self._fisher):
+            self._choose(remembers=isinstance(bnn.likelihood, Bernoulli | Categorical))
+
+    def _choose(self, *, remembers: bool) -> None:
+        self.curvature = DEFAULT if remembers else DEFAULT_FOR_NUMBERS
+
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
+        self.meet(context.bnn)
         warn_about_kinks(self, context)
         remembered = [running for running in self.running_means().values() if running]
         if remembered and context.with_gradients and self._owner is not None and self._owner() is not context.bnn:
@@ -178,6 +191,8 @@ class VL(Objective):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned; the next network is the one that it is about."""
+        if self._chooses:  # as the objective that saved it has chosen
+            self._choose(remembers="fisher" in state)
         super().load_state_dict(state)
         self._owner = None
 

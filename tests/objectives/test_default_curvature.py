@@ -1,0 +1,108 @@
+"""Which curvature VL takes where the caller leaves it open: the likelihood decides."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import varlap
+from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS
+from varlap.likelihoods import Prediction
+
+COUNTS = torch.arange(4.0).unsqueeze(1)
+X = torch.linspace(-1, 1, 8).view(4, 2)
+
+
+class Exponential:
+    """A likelihood of a user's own."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - outputs.exp() * targets).sum(1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator, targets: Any = None) -> Tensor:
+        return torch.empty_like(outputs).exponential_(generator=generator) / outputs.exp()
+
+    def predict(self, outputs: Tensor) -> Prediction:
+        return Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
+
+
+LIKELIHOODS = {
+    "categorical": ("categorical", 3, torch.tensor([0, 1, 2, 0]), DEFAULT),
+    "bernoulli": ("bernoulli", 1, COUNTS % 2, DEFAULT),
+    "gaussian": ("gaussian", 1, COUNTS, DEFAULT_FOR_NUMBERS),
+    "heteroscedastic": ("heteroscedastic", 2, COUNTS, DEFAULT_FOR_NUMBERS),
+    "poisson": ("poisson", 1, COUNTS, DEFAULT_FOR_NUMBERS),
+    "a user's own": (Exponential(), 1, COUNTS, DEFAULT_FOR_NUMBERS),
+}
+
+
+def _bnn(name: str) -> tuple[varlap.BNN, Tensor]:
+    likelihood, num_outputs, y, _ = LIKELIHOODS[name]
+    torch.manual_seed(0)
+    return varlap.BNN(nn.Linear(2, num_outputs), likelihood), y
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("way", ["call", "step", "fit"])
+def test_the_likelihood_chooses_in_every_way_of_training(name: str, way: str):
+    bnn, y = _bnn(name)
+    objective = varlap.VL(4)
+    if way == "call":
+        objective(bnn, X, y)
+    elif way == "step":
+        varlap.TrainingStep(bnn, objective, varlap.adam(bnn))
+    else:
+        varlap.fit(bnn, objective, (X, y), epochs=1, batch_size=4, progress="none")
+    assert objective.curvature == LIKELIHOODS[name][-1]
+
+
+def test_what_the_caller_gave_stays():
+    bnn, y = _bnn("gaussian")
+    objective = varlap.VL(4, curvature=DEFAULT)
+    objective(bnn, X, y)
+    assert objective.curvature == DEFAULT
+
+
+@pytest.mark.parametrize("name", ["categorical", "gaussian"])
+@pytest.mark.parametrize("called", [0, 3])
+def test_a_loop_carried_on_from_a_saved_state_goes_on_as_it_would_have(name: str, called: int):
+    bnn, y = _bnn(name)
+    objective, resumed = varlap.VL(4), varlap.VL(4)
+    for _ in range(called):
+        objective(bnn, X, y)
+    resumed.load_state_dict(objective.state_dict())
+    copied = pickle.loads(pickle.dumps(objective))
+    expected = objective(bnn, X, y)
+    for one in (resumed, copied):
+        assert torch.equal(one(bnn, X, y).loss, expected.loss)
+        assert one.curvature == LIKELIHOODS[name][-1]
+
+
+def test_an_objective_that_has_looked_at_one_network_learns_the_next_ones_curvature():
+    (labels, y_labels), (numbers, y_numbers) = _bnn("categorical"), _bnn("gaussian")
+    objective = varlap.VL(4)
+    with torch.no_grad():
+        objective(labels, X, y_labels)
+    objective(numbers, X, y_numbers)
+    assert objective.curvature == DEFAULT_FOR_NUMBERS
+
+
+def test_looking_at_numbers_does_not_change_the_training_of_labels():
+    (labels, y_labels), (numbers, y_numbers) = _bnn("categorical"), _bnn("gaussian")
+    objective = varlap.VL(4)
+    objective(labels, X, y_labels)
+    with torch.no_grad():
+        objective(numbers, X, y_numbers)
+    assert objective.curvature == DEFAULT
+
+
+def test_the_spec_of_a_run_has_the_curvature_that_it_is_trained_with(tmp_path: Path):
+    bnn, y = _bnn("gaussian")
+    varlap.fit(bnn, varlap.VL(4), (X, y), epochs=1, batch_size=4, progress="none", out=tmp_path)
+    told = json.loads((tmp_path / "spec.json").read_text())["objective"]
+    assert (told["curvature"]["every"], told["curvature"]["memory"]) == (1, 0.0)
+    assert not any(name.startswith("decay") for name in told)
