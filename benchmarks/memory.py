@@ -1,4 +1,4 @@
-"""When a curvature that VL remembers is too old: a small regression and digits, by learning rate and β.
+"""When a curvature that VL remembers is too old or too noisy: small regressions and digits, by learning rate and β.
 
     python benchmarks/memory.py --workers 2 --out results/quality/memory.json
 
@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from varlap.experiments import origin
 Data = tuple[Tensor, Tensor]
 CURVATURES = {
     "VL's own for labels": DEFAULT,
+    "the same, quiet": replace(DEFAULT, gradient="quiet"),
     "VL's own for numbers": DEFAULT_FOR_NUMBERS,
     "the paper's": varlap.Fisher(),
 }

@@ -36,9 +36,9 @@ class VL(Objective):
         curvature: how the Fisher is estimated. By default on a quarter of the batch. For labels, categorical or
             bernoulli, in every fourth step and remembered in between, `Fisher(every=4, fraction=0.25, memory=0.9,
             batch_norm="part")`. For all other likelihoods, with which that can diverge, in every step:
-            `Fisher(fraction=0.25, batch_norm="part")`. The attribute `curvature` is the one for labels until the
-            objective meets its network. `Fisher()` is the paper's: the whole batch in every step, at three times the
-            cost of MAP.
+            `Fisher(fraction=0.25, batch_norm="part", gradient="quiet")`. The attribute `curvature` is the one for
+            labels until the objective meets its network. `Fisher()` is the paper's: the whole batch in every step, at
+            three times the cost of MAP.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
