@@ -96,8 +96,8 @@ class VL(Objective):
         if not self.curvature.memory:
             return super().after_a_nan
         return (
-            "lower the learning rate or beta, evaluate the curvature in every step, VL(curvature=varlap.Fisher()), or "
-            "look for an overflow in the network"
+            "lower the learning rate or beta, remember no curvature and have less noise in it, "
+            "VL(curvature=varlap.Fisher(gradient='quiet')), or look for an overflow in the network"
         )
 
     def meet(self, bnn: BNN) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from varlap.curvature import DEFAULT
 from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
 from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
@@ -233,8 +232,7 @@ def compute(table: TableData, run: TableRun) -> TableResult:
         torch.manual_seed(seed)
         network = mlp(task.training[0].shape[1], 1, (run.hidden,), ACTIVATIONS[run.activation])
     bnn = BNN(network, Gaussian())
-    own = {"curvature": DEFAULT} if run.method == "vl" else {}  # as the published runs have it, and as labels do
-    objective = OBJECTIVES[run.method](len(task.training[0]), beta=run.beta, seed=seed, **own)
+    objective = OBJECTIVES[run.method](len(task.training[0]), beta=run.beta, seed=seed)
     start = time.monotonic()
     settings = {"epochs": run.epochs, "batch_size": run.batch_size, "lr": run.lr, "seed": seed}
     scores, failure = {}, None
