@@ -114,6 +114,13 @@ def test_quality_of_each_seed_is_as_measured(row: str, method: str):
     _check_difference(difference, result["summary"][f"{method}, beta 0.01"])
 
 
+def test_quality_of_a_sixteenth_in_every_step_is_as_measured():
+    runs = _result("quality/cifar10-25-epochs-no-augmentation-every-1.json")["runs"]
+    assert [run["seed"] for run in runs] == [0, 1]
+    told = (f"{run['nll']:.3f} / {100 * run['accuracy']:.1f} % / {run['ece']:.3f}" for run in runs)
+    assert " and ".join(told) in PAGE
+
+
 @pytest.mark.parametrize(("row", "method"), {"MAP": "map", "VL exact": "vl-exact", "VL default": "vl-default"}.items())
 def test_quality_over_the_seeds_is_as_measured(row: str, method: str):
     summary = _result("quality/fashion-mnist-10000-convnet.json")["summary"][f"{method}, beta 0.1"]
@@ -147,5 +154,5 @@ def test_an_epoch_and_its_steps_alone_are_as_measured():
     of_map, vi, vl = (num_steps * steps[name]["median_ms"] / 1e3 for name in ("MAP", "VI", "VL exact"))
     told = f"takes MAP {epoch:.2f} s](experiments-in-detail.md#table-2-time-per-epoch), its steps alone {of_map:.2f} s."
     assert told in PAGE
-    told = f"are {of_map:.2f} s of MAP's epoch, {vi:.2f} of VI's and {vl:.2f} of VL's;"
+    told = f"are {of_map:.2f} s of MAP's epoch, {vi:.2f} of VI's and {vl:.2f} of VL's, the {num_steps}st"
     assert told in (ROOT / "docs" / "experiments-in-detail.md").read_text()

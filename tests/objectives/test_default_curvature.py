@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import varlap
 from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS
+from varlap.errors import ConfigError
+from varlap.integrations.lightning import LightningBNN
 from varlap.likelihoods import Prediction
 
 COUNTS = torch.arange(4.0).unsqueeze(1)
@@ -82,22 +84,48 @@ def test_a_loop_carried_on_from_a_saved_state_goes_on_as_it_would_have(name: str
         assert one.curvature == LIKELIHOODS[name][-1]
 
 
-def test_an_objective_that_has_looked_at_one_network_learns_the_next_ones_curvature():
+def test_the_first_network_decides():
     (labels, y_labels), (numbers, y_numbers) = _bnn("categorical"), _bnn("gaussian")
     objective = varlap.VL(4)
     with torch.no_grad():
         objective(labels, X, y_labels)
-    objective(numbers, X, y_numbers)
-    assert objective.curvature == DEFAULT_FOR_NUMBERS
-
-
-def test_looking_at_numbers_does_not_change_the_training_of_labels():
-    (labels, y_labels), (numbers, y_numbers) = _bnn("categorical"), _bnn("gaussian")
-    objective = varlap.VL(4)
-    objective(labels, X, y_labels)
-    with torch.no_grad():
         objective(numbers, X, y_numbers)
     assert objective.curvature == DEFAULT
+
+
+@pytest.mark.parametrize("other", [varlap.VL(4, curvature=varlap.Fisher()), varlap.MAP(4)], ids=["no memory", "MAP"])
+def test_a_state_of_another_objective_is_refused_as_often_as_it_is_tried_and_nothing_is_taken_of_it(other: Any):
+    bnn, y = _bnn("categorical")
+    other(bnn, X, y)
+    objective = varlap.VL(4)
+    objective.load_state_dict(other.state_dict())
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="has no 'fisher', which VL needs: it is that of another objective"):
+            objective(bnn, X, y)
+    assert objective.num_calls == 0
+
+
+def test_a_state_waits_for_the_network_and_can_be_saved_meanwhile():
+    bnn, y = _bnn("categorical")
+    trained, waiting, second = varlap.VL(4), varlap.VL(4), varlap.VL(4)
+    trained(bnn, X, y)
+    waiting.load_state_dict(trained.state_dict())
+    second.load_state_dict(waiting.state_dict())
+    assert torch.equal(second(bnn, X, y).loss, trained(bnn, X, y).loss)
+    assert second.num_calls == trained.num_calls == 2
+
+
+def test_a_curvature_that_is_assigned_stays():
+    bnn, y = _bnn("gaussian")
+    objective = varlap.VL(4)
+    objective.curvature = varlap.Fisher()
+    objective(bnn, X, y)
+    assert objective.curvature == varlap.Fisher()
+
+
+def test_lightning_tells_its_loggers_what_is_trained_with():
+    bnn, _ = _bnn("gaussian")
+    assert LightningBNN(bnn, varlap.VL(4)).objective.curvature == DEFAULT_FOR_NUMBERS
 
 
 def test_the_spec_of_a_run_has_the_curvature_that_it_is_trained_with(tmp_path: Path):

@@ -98,6 +98,7 @@ class LightningBNN(LightningModule):
                 f"LightningBNN(configure=...) makes the optimizer by itself; leave out {', '.join(settings)}"
             )
         self.bnn, self.objective = bnn, objective
+        objective.prepare_for(bnn)
         self.settings = FitSettings.of({"epochs": 10**9, **settings})  # how many there are, the Trainer says later
         self._configure, self._split = configure, split
         self._scores: dict[int, Scores] = {}

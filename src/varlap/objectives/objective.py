@@ -155,6 +155,7 @@ class Objective(ABC):
         """
         if not isinstance(bnn, BNN):
             raise NetworkError(f"an objective needs a BNN, got {type(bnn).__name__}; wrap it: varlap.BNN(network)")
+        self.prepare_for(bnn)
         with_grad = torch.is_grad_enabled()
         at = self.num_calls if step is None else step
         batch = checked_batch(x, y, weights, num_data=self.num_data, step=at)
@@ -241,8 +242,8 @@ class Objective(ABC):
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the expected log-likelihood of the batch, per datum, and its gradients."""
 
-    def meet(self, bnn: BNN) -> None:  # noqa: B027
-        """Choose what was left to the network, before the first step with it."""
+    def prepare_for(self, bnn: BNN) -> None:  # noqa: B027
+        """Choose what the caller has left to the network."""
 
     def inspect(self, context: Context) -> None:  # noqa: B027
         """Refuse or warn about what only this objective minds, before anything is computed."""

@@ -75,7 +75,9 @@ class VL(Objective):
                 "warm-up the variances jump to the prior's; pass 0 if that is what you want"
             )
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
-        self.curvature = checked_curvature("VL", DEFAULT if curvature is None else curvature)
+        self.curvature = checked_curvature("VL", replace(DEFAULT) if curvature is None else curvature)
+        self._stand_in = self.curvature if curvature is None else None  # until the likelihood is known
+        self._saved: dict[str, Any] | None = None  # a state that waits for the same
         if variances == "closed-form" and isinstance(self.curvature, Hessian):
             raise ConfigError(
                 "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"
@@ -84,7 +86,6 @@ class VL(Objective):
         self.sets_variances = variances == "closed-form"
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
-        self._chooses = curvature is None
         self._owner: weakref.ref[BNN] | None = None
         self._calls_since_update = 0
         if variances == "closed-form" and self.beta == 0:
@@ -97,20 +98,21 @@ class VL(Objective):
             return super().after_a_nan
         return (
             "lower the learning rate or beta, remember no curvature and have less noise in it, "
-            "VL(curvature=varlap.Fisher(gradient='quiet')), or look for an overflow in the network"
+            "VL(curvature=varlap.Fisher(fraction=0.25, gradient='quiet')), or look for an overflow in the network"
         )
 
-    def meet(self, bnn: BNN) -> None:
-        """Choose the curvature by the likelihood, where the caller has left it open."""
-        if self._chooses and (self._owner is None or not self._fisher):
-            self._choose(remembers=isinstance(bnn.likelihood, Bernoulli | Categorical))
-
-    def _choose(self, *, remembers: bool) -> None:
-        self.curvature = DEFAULT if remembers else DEFAULT_FOR_NUMBERS
+    def prepare_for(self, bnn: BNN) -> None:
+        """Choose the curvature by the likelihood of the first network, where the caller has left it open."""
+        if self._stand_in is None:
+            return
+        if self.curvature is self._stand_in:
+            self.curvature = DEFAULT if isinstance(bnn.likelihood, Bernoulli | Categorical) else DEFAULT_FOR_NUMBERS
+        if self._saved is not None:
+            super().load_state_dict(self._saved)
+        self._stand_in = self._saved = None
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
-        self.meet(context.bnn)
         warn_about_kinks(self, context)
         remembered = [running for running in self.running_means().values() if running]
         if remembered and context.with_gradients and self._owner is not None and self._owner() is not context.bnn:
@@ -189,12 +191,17 @@ class VL(Objective):
             return []
         return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return super().state_dict() if self._saved is None else self._saved
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned; the next network is the one that it is about."""
-        if self._chooses:  # as the objective that saved it has chosen
-            self._choose(remembers="fisher" in state)
-        super().load_state_dict(state)
         self._owner = None
+        if self._stand_in is None:
+            super().load_state_dict(state)
+        else:
+            self._saved = state
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on with the network that it is called with next."""

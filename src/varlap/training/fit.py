@@ -98,7 +98,7 @@ def fit(
         )
     if validation is None and (chosen.patience is not None or chosen.keep == "best"):
         raise ConfigError("fit(patience=...) and fit(keep='best') need validation data: fit(..., validation=(x, y))")
-    objective.meet(bnn)
+    objective.prepare_for(bnn)
     world = join_world(bnn)
     share = slice(None) if world is None else world.share
     source = as_source(

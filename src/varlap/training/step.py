@@ -79,7 +79,7 @@ class TrainingStep:
     ) -> None:
         self._skips = on_nonfinite == "skip"
         self.bnn, self.objective, self.optimizer = bnn, objective, optimizer
-        objective.meet(bnn)
+        objective.prepare_for(bnn)
         self._around = _autocast(bnn.device, precision)
         wanted = (bnn.device.type == "cuda" if compiled == "auto" else compiled) and precision != "fp16"
         self.gradient_scale = (
