@@ -32,13 +32,19 @@ class Exponential:
         return Prediction(mean=(-outputs).exp(), variance=(-2 * outputs).exp())
 
 
+class WithScore(Exponential):
+    def score(self, outputs: Tensor, noise: Tensor, targets: Any = None) -> Tensor:
+        return noise  # the rate's logarithm has a Fisher information of 1
+
+
 LIKELIHOODS = {
     "categorical": ("categorical", 3, torch.tensor([0, 1, 2, 0]), DEFAULT),
     "bernoulli": ("bernoulli", 1, COUNTS % 2, DEFAULT),
     "gaussian": ("gaussian", 1, COUNTS, DEFAULT_FOR_NUMBERS),
     "heteroscedastic": ("heteroscedastic", 2, COUNTS, DEFAULT_FOR_NUMBERS),
     "poisson": ("poisson", 1, COUNTS, DEFAULT_FOR_NUMBERS),
-    "a user's own": (Exponential(), 1, COUNTS, DEFAULT_FOR_NUMBERS),
+    "a user's own": (Exponential(), 1, COUNTS, DEFAULT),
+    "a user's own with a score": (WithScore(), 1, COUNTS, DEFAULT_FOR_NUMBERS),
 }
 
 
@@ -132,5 +138,4 @@ def test_the_spec_of_a_run_has_the_curvature_that_it_is_trained_with(tmp_path: P
     bnn, y = _bnn("gaussian")
     varlap.fit(bnn, varlap.VL(4), (X, y), epochs=1, batch_size=4, progress="none", out=tmp_path)
     told = json.loads((tmp_path / "spec.json").read_text())["objective"]
-    assert (told["curvature"]["every"], told["curvature"]["memory"]) == (1, 0.0)
-    assert not any(name.startswith("decay") for name in told)
+    assert told["curvature"]["gradient"] == "whole"

@@ -176,4 +176,4 @@ def test_a_nan_beside_a_memory_is_answered_by_a_curvature_without_one(curvature,
         next(iter(bnn.means().values())).mul_(1e200)
     with pytest.raises(NonFiniteError, match="lower the learning rate") as caught:
         varlap.VL(100, curvature=curvature)(bnn, x, y)
-    assert (r"VL(curvature=varlap.Fisher(fraction=0.25, gradient='quiet'))" in str(caught.value)) == named
+    assert (r"evaluate the curvature in every step, VL(curvature=varlap.Fisher())" in str(caught.value)) == named

@@ -303,5 +303,5 @@ def check_memory(name: str, memory: float) -> None:
 _DRAWS = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}
 DEFAULT = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
 """VL's own for labels: a quarter of the batch in every fourth step, remembered in between"""
-DEFAULT_FOR_NUMBERS = Fisher(fraction=0.25, batch_norm="part", gradient="quiet")
-"""VL's own for all else: as a learnt noise falls, the curvature grows too fast to be remembered or to be noisy"""
+DEFAULT_FOR_NUMBERS = replace(DEFAULT, gradient="whole")
+"""VL's own for numbers: held labels would push a learnt noise up twice as hard as they should"""

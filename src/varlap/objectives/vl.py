@@ -33,12 +33,11 @@ class VL(Objective):
     Args:
         num_data: number of items in the training set, N.
         beta: tempering of the KL: 1 is Bayes, smaller values often predict better.
-        curvature: how the Fisher is estimated. By default on a quarter of the batch. For labels, categorical or
-            bernoulli, in every fourth step and remembered in between, `Fisher(every=4, fraction=0.25, memory=0.9,
-            batch_norm="part")`. For all other likelihoods, with which that can diverge, in every step:
-            `Fisher(fraction=0.25, batch_norm="part", gradient="quiet")`. The attribute `curvature` is the one for
-            labels until the objective meets its network. `Fisher()` is the paper's: the whole batch in every step, at
-            three times the cost of MAP.
+        curvature: how the Fisher is estimated: by default on a quarter of the batch in every fourth step, remembered in
+            between, `Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")`. Where the likelihood is neither
+            categorical nor bernoulli and has a `score`, also `gradient="whole"`: the attribute `curvature` says so once
+            the objective has seen its network. `Fisher()` is the paper's: the whole batch in every step, at three times
+            the cost of MAP.
         variances: "learnt" by the optimizer (the paper's way), or "closed-form": log σ gets no gradient, and
             `update_variances(bnn)`, called after each optimizer step, sets σ² = β/(N f + β/s²) from a running mean.
         fisher_decay: of that running mean.
@@ -97,8 +96,8 @@ class VL(Objective):
         if not self.curvature.memory:
             return super().after_a_nan
         return (
-            "lower the learning rate or beta, remember no curvature and have less noise in it, "
-            "VL(curvature=varlap.Fisher(fraction=0.25, gradient='quiet')), or look for an overflow in the network"
+            "lower the learning rate or beta, evaluate the curvature in every step, VL(curvature=varlap.Fisher()), or "
+            "look for an overflow in the network"
         )
 
     def prepare_for(self, bnn: BNN) -> None:
@@ -106,7 +105,8 @@ class VL(Objective):
         if self._stand_in is None:
             return
         if self.curvature is self._stand_in:
-            self.curvature = DEFAULT if isinstance(bnn.likelihood, Bernoulli | Categorical) else DEFAULT_FOR_NUMBERS
+            held = isinstance(bnn.likelihood, Bernoulli | Categorical) or not hasattr(bnn.likelihood, "score")
+            self.curvature = DEFAULT if held else DEFAULT_FOR_NUMBERS
         if self._saved is not None:
             super().load_state_dict(self._saved)
         self._stand_in = self._saved = None
