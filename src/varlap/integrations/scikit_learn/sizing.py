@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from varlap.curvature import DEFAULT, Curvature, ExactFisher
+from varlap.curvature import Curvature, ExactFisher
 from varlap.curvature.exact_fisher import takes_items_at_once
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, Prior
 
@@ -88,7 +88,7 @@ class Plan:
     """over which β rises"""
     noise_epochs: int
     """of the network of the noise"""
-    curvature: Curvature
+    curvature: Curvature | None
     dtype: torch.dtype
 
 
@@ -142,6 +142,6 @@ def plan(
         lr=(defaults.lr if whole else LR_OF_BATCHES) if lr is None else lr,
         warmup_steps=round(defaults.warmup * passes * steps_per_epoch),
         noise_epochs=math.ceil(passes / 2),
-        curvature=EXACT if whole else DEFAULT,
+        curvature=EXACT if whole else None,
         dtype=torch.float64 if double else torch.float32,
     )
