@@ -1,6 +1,6 @@
 """What held labels do where a noise is learnt: small regressions and digits, by learning rate, β and VL's curvature.
 
-    python benchmarks/memory.py --workers 2 --out results/quality/memory.json
+    python benchmarks/held_labels.py --workers 2 --out results/quality/held_labels.json
 
 Adam at a constant rate, batches of 64. What the file has is not run again.
 """

@@ -159,9 +159,9 @@ def curvature_costs() -> list[str]:
     return [*_head("curvature", "ms", "× MAP"), *rows]
 
 
-def memories() -> list[str]:
-    """Test NLL by curvature, learning rate and β where VL's remembered curvature may be too old."""
-    runs = json.loads((ROOT / "results" / "quality" / "memory.json").read_text())["runs"]
+def held_labels() -> list[str]:
+    """Test NLL of small trainings by VL's curvature, learning rate and β."""
+    runs = json.loads((ROOT / "results" / "quality" / "held_labels.json").read_text())["runs"]
     found: dict[tuple[Any, ...], dict[str, list[float | None]]] = {}
     for run in runs:
         where = found.setdefault((run["task"], run["lr"], run["beta"]), {})
@@ -207,7 +207,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "early-stopping": early_stopping,
     "times-of-an-epoch": times_of_an_epoch,
     "curvature-costs": curvature_costs,
-    "memories": memories,
+    "held-labels": held_labels,
     "settings": settings,
 }
 
