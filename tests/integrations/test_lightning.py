@@ -399,6 +399,11 @@ def test_a_nan_ends_the_training_with_the_weights_of_the_step_before(tmp_path: P
         assert torch.equal(bnn.state_dict()[key], tensor), key
 
 
+def test_a_regression_has_its_curvature_before_anything_is_logged():
+    module = LightningBNN(varlap.BNN(nn.Linear(2, 1), "gaussian"), varlap.VL(NUM_ITEMS))
+    assert module.objective.curvature == varlap.curvature.DEFAULT_FOR_NUMBERS
+
+
 def test_without_lightning_one_line_names_the_pip_command():
     code = """
 import sys

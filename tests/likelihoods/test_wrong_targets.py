@@ -56,8 +56,8 @@ ZEROS = torch.zeros
             BERNOULLI,
             ZEROS(4, 3),
             ZEROS(4),
-            r"bernoulli likelihood needs targets of the outputs' shape \(4, 3\), got \(4,\); reshape them, for example "
-            r"targets\.reshape\(outputs\.shape\)",
+            r"bernoulli likelihood needs targets of the outputs' shape \(4, 3\), got \(4,\); the network must return "
+            r"one number for each target$",
         ),
         (
             BERNOULLI,
@@ -71,8 +71,17 @@ ZEROS = torch.zeros
             GAUSSIAN,
             ZEROS(4, 1),
             ZEROS(4),
-            r"gaussian likelihood needs targets of the outputs' shape \(4, 1\), got \(4,\)",
+            r"gaussian likelihood needs targets of the outputs' shape \(4, 1\), got \(4,\); reshape them, for example "
+            r"targets\.reshape\(outputs\.shape\)",
         ),
+        (
+            GAUSSIAN,
+            ZEROS(4, 2),
+            ZEROS(4, 1),
+            r"got \(4, 1\); the network must return one number for each target, or two for "
+            r"likelihood='heteroscedastic'",
+        ),
+        (GAUSSIAN, ZEROS(4), ZEROS(4, 1), r"got \(4, 1\); inputs of one feature are a column too, x\.unsqueeze\(1\)"),
         (
             HETEROSCEDASTIC,
             ZEROS(4, 3),

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import varlap
 from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS
 from varlap.errors import ConfigError
-from varlap.integrations.lightning import LightningBNN
 from varlap.likelihoods import Prediction
 
 COUNTS = torch.arange(4.0).unsqueeze(1)
@@ -127,11 +126,6 @@ def test_a_curvature_that_is_assigned_stays():
     objective.curvature = varlap.Fisher()
     objective(bnn, X, y)
     assert objective.curvature == varlap.Fisher()
-
-
-def test_lightning_tells_its_loggers_what_is_trained_with():
-    bnn, _ = _bnn("gaussian")
-    assert LightningBNN(bnn, varlap.VL(4)).objective.curvature == DEFAULT_FOR_NUMBERS
 
 
 def test_the_spec_of_a_run_has_the_curvature_that_it_is_trained_with(tmp_path: Path):

@@ -18,7 +18,7 @@ CURVATURES = {
     "memory": Fisher(every=2, memory=0.8),
     "part": Fisher(every=2, memory=0.8, fraction=0.6, groups=2, batch_norm="part"),
     "quiet-gradient": Fisher(every=2, memory=0.8, fraction=0.6, batch_norm="part", gradient="quiet"),
-    "whole-gradient": Fisher(fraction=0.6, gradient="whole"),
+    "whole-gradient": Fisher(every=2, memory=0.8, fraction=0.6, batch_norm="part", gradient="whole"),
 }
 OBJECTIVES: dict[str, Any] = {
     "map": lambda: varlap.MAP(100, 0.5),

@@ -129,9 +129,15 @@ def require_same_shape(outputs: Any, targets: Any, likelihood: str) -> Tensor:
     """Return the outputs after checking that the targets have their shape: broadcasting would hide a mistake."""
     outputs, targets = require_tensor(outputs, likelihood), require_tensor_targets(targets, likelihood)
     if outputs.shape != targets.shape:
+        advice = "reshape them, for example targets.reshape(outputs.shape)"
+        if outputs.numel() != targets.numel():
+            advice = "the network must return one number for each target"
+            advice += ", or two for likelihood='heteroscedastic'" if likelihood == "gaussian" else ""
+        elif outputs.ndim == 1:
+            advice = "inputs of one feature are a column too, x.unsqueeze(1)"
         raise BatchError(
             f"the {likelihood} likelihood needs targets of the outputs' shape {tuple(outputs.shape)}, "
-            f"got {tuple(targets.shape)}; reshape them, for example targets.reshape(outputs.shape)"
+            f"got {tuple(targets.shape)}; {advice}"
         )
     return outputs
 
