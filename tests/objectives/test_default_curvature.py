@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import varlap
 from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS
-from varlap.errors import ConfigError
 from varlap.likelihoods import Prediction
 
 COUNTS = torch.arange(4.0).unsqueeze(1)
@@ -96,28 +95,6 @@ def test_the_first_network_decides():
         objective(labels, X, y_labels)
         objective(numbers, X, y_numbers)
     assert objective.curvature == DEFAULT
-
-
-@pytest.mark.parametrize("other", [varlap.VL(4, curvature=varlap.Fisher()), varlap.MAP(4)], ids=["no memory", "MAP"])
-def test_a_state_of_another_objective_is_refused_as_often_as_it_is_tried_and_nothing_is_taken_of_it(other: Any):
-    bnn, y = _bnn("categorical")
-    other(bnn, X, y)
-    objective = varlap.VL(4)
-    objective.load_state_dict(other.state_dict())
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="has no 'fisher', which VL needs: it is that of another objective"):
-            objective(bnn, X, y)
-    assert objective.num_calls == 0
-
-
-def test_a_state_waits_for_the_network_and_can_be_saved_meanwhile():
-    bnn, y = _bnn("categorical")
-    trained, waiting, second = varlap.VL(4), varlap.VL(4), varlap.VL(4)
-    trained(bnn, X, y)
-    waiting.load_state_dict(trained.state_dict())
-    second.load_state_dict(waiting.state_dict())
-    assert torch.equal(second(bnn, X, y).loss, trained(bnn, X, y).loss)
-    assert second.num_calls == trained.num_calls == 2
 
 
 def test_a_curvature_that_is_assigned_stays():

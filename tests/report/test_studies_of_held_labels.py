@@ -33,7 +33,7 @@ def test_what_is_said_of_vls_own_for_numbers(nlls: Found):
     page = (ROOT / "docs" / "studies.md").read_text()
     lost = {name: sum(one[name].count(None) for one in nlls.values()) for name in (LABELS, NUMBERS, PAPERS)}
     assert lost[NUMBERS] == 0
-    assert f"none ended with a NaN, by labels' way {lost[LABELS]}, by the paper's {lost[PAPERS]}." in page
+    assert f"none ended with a NaN, by held labels {lost[LABELS]}, by the paper's own curvature {lost[PAPERS]}." in page
     ended = {name: [one for one in nlls.values() if None not in one[name]] for name in (LABELS, PAPERS)}
     assert all(_mean(one[NUMBERS]) < _mean(one[LABELS]) for one in ended[LABELS])
     behind = max(_mean(one[NUMBERS]) - _mean(one[PAPERS]) for one in ended[PAPERS])

@@ -76,7 +76,6 @@ class VL(Objective):
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
         self.curvature = checked_curvature("VL", replace(DEFAULT) if curvature is None else curvature)
         self._stand_in = self.curvature if curvature is None else None  # until the likelihood is known
-        self._saved: dict[str, Any] | None = None  # a state that waits for the same
         if variances == "closed-form" and isinstance(self.curvature, Hessian):
             raise ConfigError(
                 "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"
@@ -102,14 +101,9 @@ class VL(Objective):
 
     def prepare_for(self, bnn: BNN) -> None:
         """Choose the curvature by the likelihood of the first network, where the caller has left it open."""
-        if self._stand_in is None:
-            return
         if self.curvature is self._stand_in:
             held = isinstance(bnn.likelihood, Bernoulli | Categorical) or not hasattr(bnn.likelihood, "score")
             self.curvature = DEFAULT if held else DEFAULT_FOR_NUMBERS
-        if self._saved is not None:
-            super().load_state_dict(self._saved)
-        self._stand_in = self._saved = None
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
@@ -191,17 +185,10 @@ class VL(Objective):
             return []
         return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
-        return super().state_dict() if self._saved is None else self._saved
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned; the next network is the one that it is about."""
+        super().load_state_dict(state)
         self._owner = None
-        if self._stand_in is None:
-            super().load_state_dict(state)
-        else:
-            self._saved = state
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on with the network that it is called with next."""
