@@ -52,6 +52,39 @@ def _bnn(name: str) -> tuple[varlap.BNN, Tensor]:
     return varlap.BNN(nn.Linear(2, num_outputs), likelihood), y
 
 
+class Level(nn.Module):
+    """A mean and a log scale, whatever the input is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_scale = nn.Parameter(torch.zeros(())), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.mean, self.log_scale]).expand(len(x), 2)
+
+
+@pytest.mark.parametrize(("gradient", "times"), [("whole", 1), ("held", 2)])
+def test_held_labels_press_on_a_noise_that_the_network_puts_out_twice_as_hard_as_the_fisher_does(
+    gradient: Any, times: int
+):
+    bnn = varlap.BNN(Level().double(), "heteroscedastic", select="mean")
+    x, y = torch.zeros(4, 1, dtype=torch.float64), torch.zeros(4, 1, dtype=torch.float64)
+    log_scale = bnn.network.get_parameter("log_scale")
+    (of_map,) = torch.autograd.grad(varlap.MAP(4)(bnn, x, y).loss, log_scale)
+    draws = []
+    for seed in range(400):
+        objective = varlap.VL(4, curvature=varlap.Fisher(gradient=gradient), seed=seed)
+        (found,) = torch.autograd.grad(objective(bnn, x, y).loss, log_scale)
+        draws.append(found - of_map)
+    draws = torch.stack(draws)
+    # The penalty is ½ σ²/s², with σ the posterior's width of the mean and s the likelihood's scale.
+    fisher = (-2 * log_scale.detach()).exp()
+    true = -(2 * bnn.log_sigma["mean"].detach()).exp() * fisher
+    error = draws.std() / len(draws) ** 0.5
+    assert abs(draws.mean() - times * true) < 4 * error
+    assert abs(draws.mean() - (3 - times) * true) > 4 * error
+
+
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.parametrize("way", ["call", "step", "fit"])
 def test_the_likelihood_chooses_in_every_way_of_training(name: str, way: str):
