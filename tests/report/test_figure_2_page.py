@@ -47,6 +47,8 @@ def test_the_runs_are_all_there_and_the_pages_count_the_earlier_ones_and_the_div
     assert f"{len(earlier)} of the 16 runs of" in page
     assert not any(run.failure for run in runs.values())
     assert {key for key, run in earlier.items() if run.failure} == {("vl", 1.0, each) for each in MULTIPLIERS}
+    assert "None of the four runs above diverged" in page
+    assert "none of 4 with PreactResNet-18 at a lower rate" in (ROOT / "docs" / "choices.md").read_text()
 
 
 def test_the_multiplier_matters_far_less_to_vl_than_to_vi(runs: Runs, page: str):
