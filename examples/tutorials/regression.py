@@ -30,8 +30,9 @@ varlap.laplace(bnn, (x, y), beta=1.0)
 
 # --8<-- [start:numbers]
 prediction = bnn.predict(torch.tensor([[-3.0], [0.0], [1.5]]), how="linearised", closed_form=True)
-for at, std, weights in zip((-3.0, 0.0, 1.5), prediction.std, prediction.epistemic_variance.sqrt(), strict=True):
-    print(f"x = {at:4}: std {std.item():.2f}, of which the weights' {weights.item():.2f}")
+columns = prediction.mean, prediction.std, prediction.epistemic_variance.sqrt()
+for at, mean, std, weights in zip((-3.0, 0.0, 1.5), *columns, strict=True):
+    print(f"x = {at:4}: {mean.item():5.2f} ± {std.item():.2f}, of which the weights' {weights.item():.2f}")
 # --8<-- [end:numbers]
 
 # --8<-- [start:picture]
@@ -39,11 +40,13 @@ grid = torch.linspace(-3.2, 3.2, 300)[:, None]
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
 varlap.plot.regression_band(bnn, grid, train=(x, y), ax=left)
 varlap.plot.regression_band(bnn, grid, train=(x, y), how="linearised", closed_form=True, ax=right)
+for ax in (left, right):
+    ax.plot(grid, torch.sin(3 * grid), color="black", linestyle=":", label="true curve")
 left.set(title="mean network", ylim=(-3.5, 3.5))
 right.set(title="linearised", ylabel="")
 handles, labels = right.get_legend_handles_labels()
 for ax in (left, right):
     ax.get_legend().remove()
-figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
+figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize="small")
 figure.savefig("regression.png", dpi=110)
 # --8<-- [end:picture]

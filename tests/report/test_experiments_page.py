@@ -236,6 +236,17 @@ def test_by_sgd_vl_is_ahead_in_every_score_of_every_row_that_is_not_its_own(data
     assert ours["ece"] < ece
 
 
+def test_what_the_page_says_of_vls_own_variances_is_so():
+    shares = []
+    for recipe, data in itertools.product(("sgd", "paper"), STORED):
+        choices = _sweep(200, data, recipe).choices()
+        assert choices["vl", "linearised"].by_validation[0].test["linearised"]["laplace_beta"] == 3e-5
+        shares.append(100 * choices["vl", "mean"].by_validation[0].history[-1]["share_at_prior"])
+    sgd, sgd_fashion, paper, paper_fashion = (f"{share:.0f}" for share in shares)
+    assert f"{sgd} and {sgd_fashion} % of its σ have grown to the prior's width" in DETAIL
+    assert f"By the paper's recipe it is the same ({paper} and {paper_fashion} %)" in DETAIL
+
+
 def test_what_the_page_says_of_a_stronger_prior_for_map_by_sgd_is_so():
     told = re.search(
         r"lowers the NLL \(([\d.]+) to ([\d.]+), and ([\d.]+) to ([\d.]+)\) and costs accuracy "

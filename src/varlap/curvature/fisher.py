@@ -304,4 +304,5 @@ _DRAWS = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": 
 DEFAULT = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
 """VL's own for labels: a quarter of the batch in every fourth step, remembered in between"""
 DEFAULT_FOR_NUMBERS = replace(DEFAULT, gradient="whole")
-"""VL's own for numbers: held labels would push a learnt noise up twice as hard as they should"""
+"""VL's own for numbers: held labels would push a noise that the network puts out up twice as hard as they should, or
+harder"""
