@@ -1,7 +1,6 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
 import contextlib
-import warnings
 import weakref
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
-from varlap.errors import ConfigError, VarlapWarning
+from varlap.errors import ConfigError, warn
 from varlap.likelihoods import Bernoulli, Categorical
 from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered, without_curvature
 from varlap.objectives.kinks import warn_about_kinks
@@ -121,11 +120,9 @@ class VL(Objective):
         if self.variances == "closed-form" and context.with_gradients:
             self._calls_since_update += 1
             if self._calls_since_update == CALLS_WITHOUT_UPDATE:
-                warnings.warn(
+                warn(
                     f"VL(variances='closed-form') was called {CALLS_WITHOUT_UPDATE} times without an update; "
-                    "call objective.update_variances(bnn) after each optimizer.step()",
-                    VarlapWarning,
-                    stacklevel=3,
+                    "call objective.update_variances(bnn) after each optimizer.step()"
                 )
 
     def data_term(self, context: Context) -> DataTerm:
