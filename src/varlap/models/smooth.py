@@ -7,17 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from varlap.errors import warn
-from varlap.models.kinks import TRANSFORMER_LAYERS, Kink, find_kinks
-
-__all__ = [
-    "Kink",
-    "ScaledTanh",
-    "SmoothLeakyReLU",
-    "SmoothPReLU",
-    "SmoothSELU",
-    "find_kinks",
-    "smooth",
-]
+from varlap.models.kinks import TRANSFORMER_LAYERS, find_kinks
 
 
 class SmoothLeakyReLU(nn.Module):

@@ -291,14 +291,11 @@ class Objective(ABC):
         return torch.stack([part.to(parts[0].dtype) for part in parts]).sum()
 
 
-def gradients_of(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context, *, retain_graph: bool = False
-) -> Gradients:
+def gradients_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context) -> Gradients:
     """Pull cotangents back to all of `Context.tensors()`; what nothing depends on gets zeros."""
     if context.scale == 1:
-        return gradients(outputs, context.tensors(), cotangents, retain_graph=retain_graph)
-    scaled = [context.scale * cotangent for cotangent in cotangents]
-    found = gradients(outputs, context.tensors(), scaled, retain_graph=retain_graph)
+        return gradients(outputs, context.tensors(), cotangents)
+    found = gradients(outputs, context.tensors(), [context.scale * cotangent for cotangent in cotangents])
     return {name: gradient / context.scale for name, gradient in found.items()}
 
 

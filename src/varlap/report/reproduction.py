@@ -46,7 +46,7 @@ _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
 
 
-def write_reproduction(store: Store | Path | str, out: Path | str, title: str | None = None) -> Path:
+def write_reproduction(store: Store | Path | str, out: Path | str) -> Path:
     """Write `report.html`, `report.md`, `report.json` and the figures from all results of a store; nothing is trained.
 
     Runs that differ in method, β, seed and the speed of log σ alone are a part of the page. Each part has what its runs
@@ -64,7 +64,7 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
     >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
     (True, True)
     """
-    return write_sweeps(read_sweeps(store), out, title)
+    return write_sweeps(read_sweeps(store), out)
 
 
 def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = None) -> Path:

@@ -58,9 +58,7 @@ def spec_of(
         "objective": {"class": type(objective).__name__, **described, **decays},
         "settings": {name: _plain(value) for name, value in dataclasses.asdict(settings).items()},
         "network": repr(bnn.network),
-        "model": {
-            name: value for name, value in model.items() if name not in ("versions", "varlap", "torch", "modules")
-        },
+        "model": {name: value for name, value in model.items() if name not in ("varlap", "torch", "modules")},
         "data": dict(data),
         "versions": {"varlap": varlap.__version__, "torch": torch.__version__},
     }
