@@ -30,7 +30,7 @@ from varlap.training.settings import FitSettings
 log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
-NOT_OF_THE_SPEC = {"sets_variances", "num_calls", "last_step", "compiled", "gradient_scale"}
+NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
 ADDED_LATER = {"momentum": 0.0, "validate_every": 1}  # settings that earlier versions lacked, and what these did
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
