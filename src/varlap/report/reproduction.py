@@ -82,16 +82,12 @@ def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = No
         bodies.append((part.title, _html(part, groups)))
         texts.append(_markdown(part, groups))
     heading = f"# {markdown_text(title)}\n\n{lead}\n"
-    content = as_json(parts, title)
-    return write_files(
-        out,
-        files
-        | {
-            PAGE: document(title, lead.replace("`", ""), bodies, varlap.__version__).encode(errors="replace"),
-            MARKDOWN: "\n".join([heading, *texts]).encode(errors="replace"),
-            DATA: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(),
-        },
-    )
+    files |= {
+        PAGE: document(title, lead.replace("`", ""), bodies, varlap.__version__).encode(errors="replace"),
+        MARKDOWN: "\n".join([heading, *texts]).encode(errors="replace"),
+        DATA: (json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n").encode(),
+    }
+    return write_files(out, files) / PAGE
 
 
 def read_sweeps(store: Store | Path | str) -> list[Sweep]:
