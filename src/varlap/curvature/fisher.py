@@ -20,7 +20,7 @@ from varlap.curvature.protocol import (
 )
 from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import is_canonical, normal_like, one_tensor
-from varlap.posterior.batch import Batch
+from varlap.posterior.batch import Batch, is_divisible
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, draw
 
@@ -235,7 +235,7 @@ def _split(chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: St
         whole = [forward(bnn, batch)]
         return whole, whole
     own_statistics, part_alone = chosen.batch_norm == "part", chosen.memory > 0
-    divisible, coupled = batch.is_divisible, couples_items(bnn.network)
+    divisible, coupled = is_divisible(batch.x, batch.size), couples_items(bnn.network)
     num_items = max(1, round(chosen.fraction * batch.size))
     if coupled and own_statistics:
         num_items = max(num_items, min(chosen.groups * FEWEST_WITH_STATISTICS, batch.size))
