@@ -107,6 +107,7 @@ class VL(Objective):
         if self.curvature is self._stand_in:
             held = isinstance(bnn.likelihood, Bernoulli | Categorical) or not hasattr(bnn.likelihood, "score")
             self.curvature = DEFAULT if held else DEFAULT_FOR_NUMBERS
+        self._fisher.decay = self._gradient.decay = self.curvature.memory  # also of one that was assigned
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
