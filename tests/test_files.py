@@ -1,5 +1,6 @@
 """One holder of a file at a time, and a file system that cannot lock says so."""
 
+import contextlib
 import errno
 import os
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from varlap import files
 from varlap.errors import ConfigError
-from varlap.files import alone, locked, replace_file
+from varlap.files import alone, locked, replace_file, sync_folder
 
 pytest.importorskip("fcntl")
 
@@ -52,6 +53,15 @@ def test_a_block_waits_for_the_one_before_it(tmp_path: Path):
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(("code", "harmless"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_that_syncs_no_folders_is_no_failure(tmp_path: Path, code: int, harmless: bool):
+    def refused(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with contextlib.nullcontext() if harmless else pytest.raises(OSError, match=os.strerror(code)):
+        sync_folder(tmp_path, refused)
 
 
 def test_what_a_killed_process_left_beside_a_file_goes_with_a_later_write(tmp_path: Path):

@@ -1,11 +1,12 @@
 """Files that are whole or not there, or that one process holds, and values as JSON can hold them."""
 
 import contextlib
+import errno
 import glob
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,12 +60,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    if os.name == "posix":  # the rename itself is on disk when the folder is
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)  # the rename itself is on disk when the folder is
+
+
+def sync_folder(path: Path, fsync: Callable[[int], None] = os.fsync) -> None:
+    """Bring a folder's list of names to the disk, where the system has that notion."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what some network file systems say to folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def locked(path: Path) -> BinaryIO | None:

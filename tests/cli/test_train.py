@@ -188,3 +188,12 @@ def test_a_network_that_is_too_large_for_a_cpu_is_told_of(device: str, model: st
     assert ["takes seconds a step on a CPU" in one and one.endswith(": --model convnet") for one in words] == [
         True
     ] * told
+
+
+def test_times_are_not_lost_where_their_file_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    arguments = ["--model", "mlp", "--batch-size", "4", "--rounds", "1", "--steps", "1", "--methods", "MAP"]
+    result = CliRunner().invoke(app, ["bench", "step", *arguments, "--out", str(tmp_path / "file" / "times.json")])
+    assert result.exit_code == 2
+    assert "MAP" in result.stdout
+    assert "times.json cannot be written" in result.stderr

@@ -32,7 +32,7 @@ class Watched:
     def __init__(self, stop_at: int | None = None) -> None:
         self.stop_at, self.steps = stop_at, []
 
-    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+    def start(self, *, num_epochs: int, steps_per_epoch: int, first_step: int) -> None:
         pass
 
     def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:

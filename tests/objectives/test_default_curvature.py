@@ -138,6 +138,15 @@ def test_a_curvature_that_is_assigned_stays():
     assert objective.curvature == varlap.Fisher()
 
 
+def test_a_curvature_that_is_assigned_remembers_by_its_own_decay():
+    bnn, y = _bnn("gaussian")
+    given, assigned = varlap.VL(4, curvature=varlap.Fisher(memory=0.5)), varlap.VL(4)
+    assigned.curvature = varlap.Fisher(memory=0.5)
+    for _ in range(3):
+        expected = given(bnn, X, y).loss
+        assert torch.equal(assigned(bnn, X, y).loss, expected)
+
+
 def test_the_spec_of_a_run_has_the_curvature_that_it_is_trained_with(tmp_path: Path):
     bnn, y = _bnn("gaussian")
     varlap.fit(bnn, varlap.VL(4), (X, y), epochs=1, batch_size=4, progress="none", out=tmp_path)

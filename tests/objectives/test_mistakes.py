@@ -37,6 +37,13 @@ def test_a_network_that_ends_in_a_softmax_is_named_once(network: Any, objective:
         objective()(bnn, X, Y)
 
 
+def test_a_warning_of_a_training_points_at_the_users_line():
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)))
+    with pytest.warns(VarlapWarning, match="outputs are probabilities") as said:
+        varlap.fit(bnn, varlap.MAP(len(Y)), (X, Y), epochs=1, progress="none")
+    assert said[0].filename == __file__
+
+
 def test_a_network_that_ends_in_a_sigmoid_is_named():
     bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), "bernoulli")
     with pytest.warns(VarlapWarning, match="a Sigmoid is the last module"):

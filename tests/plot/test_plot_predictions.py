@@ -149,7 +149,7 @@ def test_other_modes_of_prediction_are_asked_for_with_their_options(monkeypatch)
     )
     assert grid_of(ax) == pytest.approx(math.log(2) - 0.25)
     plot.decision_2d(halves(), limits=(0, 1, 0, 1), resolution=2)
-    assert asked == [{"how": "sampled", "num_samples": 7}, {}]
+    assert asked == [{"how": "sampled", "num_samples": 7}, {"how": "mean"}]
 
 
 def test_decision_mistakes_are_named():

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import threading
+import time
 import warnings
 
 import numpy as np
@@ -264,6 +266,25 @@ def test_everything_is_put_back_after_an_exception(mode):
         bnn.predict(torch.randn(6, 4, generator=torch.Generator()), **MODES[mode], batch_size=3)
     assert_untouched(bnn, state, modes)
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_two_threads_that_predict_at_once_leave_no_trace():
+    began = threading.Event()
+
+    class Slow(nn.BatchNorm1d):
+        def forward(self, x):
+            began.set()
+            time.sleep(0.1)  # in which the other one would begin too
+            return super().forward(x)
+
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(2, 3), Slow(3))).train()
+    buffers = dict(bnn.network.named_buffers())
+    other = threading.Thread(target=lambda: began.wait() and bnn.predict(torch.ones(2, 2)))
+    other.start()
+    bnn.predict(torch.ones(4, 2))
+    other.join()
+    assert bnn.network.training
+    assert all(buffer is buffers[name] for name, buffer in bnn.network.named_buffers())
 
 
 @by_mode

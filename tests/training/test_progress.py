@@ -317,36 +317,6 @@ def test_a_training_that_is_carried_on_begins_where_it_was(kind):
     assert "46 min" in out.getvalue()
 
 
-def test_epochs_of_unknown_length_are_shown_without_their_end():
-    clock = FakeClock()
-    bars, out = started_bars(120, clock, num_epochs=3, steps_per_epoch=None)
-    number = 0
-    for epoch in range(2):
-        for _ in range(50 + 10 * epoch):
-            clock.now += 1
-            bars.step(number, 128, VALUES)
-            number += 1
-        bars.epoch({"epoch": epoch, **ROW})
-    for _ in range(30):
-        clock.now += 1
-        bars.step(number, 128, VALUES)
-        number += 1
-    bars.close()
-    first, second = screen(out.getvalue(), 120)[:2]
-    assert first.startswith("epoch   3/3 ")
-    assert "30 s left" in first  # the second epoch took a minute
-    assert second.startswith("step     30 ")
-
-
-def test_the_epoch_is_not_guessed_when_a_training_of_unknown_length_is_carried_on():
-    clock = FakeClock()
-    bars, out = started_bars(120, clock, num_epochs=3, steps_per_epoch=None, first_step=70)
-    clock.now += 1
-    bars.step(70, 128, None)
-    bars.close()
-    assert screen(out.getvalue(), 120)[0].startswith("epoch   ?/3 ")
-
-
 def test_lines_are_one_plain_line_an_epoch():
     clock, out = FakeClock(), io.StringIO()
     lines = Lines(out, clock=clock)

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from varlap.cli.device import choose_device
 from varlap.cli.mistakes import user_mistakes
+from varlap.errors import ConfigError
+from varlap.files import replace_file
 from varlap.training.benchmark import COMPARED_IN_GROWTH, METHODS, MODELS, BenchSpec, bench_step
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed.\n\nExample: varlap bench step --model convnet")
@@ -48,12 +50,11 @@ def step(
     Example: varlap bench step --model preact-resnet-18 --device cuda --precision bf16
     """
     console = Console(stderr=as_json)
-    with user_mistakes(), console.status("setting up") as status:
-        spec = _spec(model, width, depth, batch_size, device, precision, rounds, steps, methods)
-        result = bench_step(spec, lambda text: status.update(text))
-    _write(result, out, as_json)
-    if not as_json:
-        console.print(_table(result))
+    with user_mistakes():
+        with console.status("setting up") as status:
+            spec = _spec(model, width, depth, batch_size, device, precision, rounds, steps, methods)
+            result = bench_step(spec, lambda text: status.update(text))
+        _tell(result, None if as_json else _table(result), out)
 
 
 @app.command()
@@ -73,15 +74,14 @@ def growth(
     Example: varlap bench growth --model convnet --device cpu
     """
     console = Console(stderr=as_json)
-    with user_mistakes(), console.status("setting up") as status:
-        spec = _spec(model, None, None, batch_size, device, precision, rounds, steps, methods)
-        results = []
-        for one in spec.growth():
-            title = f"batch {one.batch_size}, width {one.width}, depth {one.depth}"
-            results.append(bench_step(one, lambda text, title=title: status.update(f"{title}: {text}")))
-    _write({"results": results}, out, as_json)
-    if not as_json:
-        console.print(_growth_table(results))
+    with user_mistakes():
+        with console.status("setting up") as status:
+            spec = _spec(model, None, None, batch_size, device, precision, rounds, steps, methods)
+            results = []
+            for one in spec.growth():
+                title = f"batch {one.batch_size}, width {one.width}, depth {one.depth}"
+                results.append(bench_step(one, lambda text, title=title: status.update(f"{title}: {text}")))
+        _tell({"results": results}, None if as_json else _growth_table(results), out)
 
 
 def _spec(
@@ -100,12 +100,18 @@ def _spec(
     return BenchSpec(model, width, depth, batch_size, chosen, precision, rounds, steps, named)
 
 
-def _write(result: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
-    if as_json:
+def _tell(result: dict[str, Any], table: Table | None, out: Path | None) -> None:
+    """Print the table, or without one the JSON; then write the file: where that fails, nothing is lost."""
+    if table is None:
         typer.echo(json.dumps(result))
+    else:
+        Console().print(table)
+    if out is not None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(out, (json.dumps(result, indent=1) + "\n").encode())
+        except OSError as error:
+            raise ConfigError(f"{out} cannot be written: {error}; choose another --out") from error
 
 
 def _growth_table(results: list[dict[str, Any]]) -> Table:

@@ -1,6 +1,6 @@
 """What `varlap train` trains, and how: by its own options alone, or by a recipe around them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,8 +12,15 @@ from varlap.errors import ConfigError
 from varlap.experiments import ImageTask, RunSpec
 from varlap.experiments.grid import RECIPES
 from varlap.experiments.run import SAVE_PAUSE_S
-from varlap.experiments.training_setup import HELD_OUT_SEED, network_of, objective_of, settings_of, task_of
-from varlap.objectives import MAP, VI, VL, Objective, VLHessian
+from varlap.experiments.training_setup import (
+    HELD_OUT_SEED,
+    OBJECTIVES,
+    network_of,
+    objective_of,
+    settings_of,
+    task_of,
+)
+from varlap.objectives import MAP, Objective, VLHessian
 from varlap.posterior import BNN
 
 
@@ -27,13 +34,7 @@ class Method(StrEnum):
     laplace = "laplace"
 
 
-OBJECTIVES: dict[Method, Callable[..., Objective]] = {
-    Method.map: MAP,
-    Method.vi: VI,
-    Method.vl: VL,
-    Method.vl_hessian: VLHessian,
-    Method.laplace: MAP,  # and variances at its end
-}
+_OBJECTIVES = OBJECTIVES | {"vl-hessian": VLHessian, "laplace": MAP}  # Laplace's variances come at the end
 ELSEWHERE = {
     "data": "it is the command's first argument",
     "method": "choose it by --method",
@@ -74,7 +75,7 @@ def by_options(data: str, method: Method, beta: float, seed: int, given: Mapping
     return Training(
         task,
         bnn,
-        OBJECTIVES[method](len(task.training[1]), beta=beta, seed=seed),
+        _OBJECTIVES[method](len(task.training[1]), beta=beta, seed=seed),
         given.get("augment", False),
         {name: given.get(name, value) for name, value in usual.items()} | {"seed": seed},
         label={"data": data, "method": method.value, "model": task.chosen_model, "validation": task.validation},

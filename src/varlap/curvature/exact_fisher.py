@@ -9,14 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from varlap import tree
-from varlap.curvature.fisher import (
-    Gradients,
-    SquaredGradients,
-    check_memory,
-    check_settings,
-    require_score,
-    score_gradient,
-)
+from varlap.curvature.fisher import Gradients, SquaredGradients, check_settings, require_score, score_gradient
 from varlap.curvature.protocol import Pass, check_differentiable, forward, weight_of_every
 from varlap.likelihoods.protocol import one_tensor
 from varlap.posterior.batch import Batch
@@ -67,8 +60,7 @@ class ExactFisher:
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_settings("ExactFisher", self.every, 1.0, 1)
-        check_memory("ExactFisher", self.memory)
+        check_settings("ExactFisher", self.every, memory=self.memory)
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""

@@ -20,12 +20,11 @@ from varlap.curvature.protocol import (
 )
 from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import is_canonical, normal_like, one_tensor
-from varlap.posterior.batch import Batch
+from varlap.posterior.batch import Batch, is_divisible
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
-GradientFn = Callable[[Pass], Gradients]
 Gradient = Literal["held", "quiet", "whole"]
 FEWEST_WITH_STATISTICS = 16  # items; the mean and variance of fewer are too noisy to normalise by
 
@@ -92,8 +91,7 @@ class Fisher:
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_settings("Fisher", self.every, self.fraction, self.groups)
-        check_memory("Fisher", self.memory)
+        check_settings("Fisher", self.every, self.fraction, self.groups, self.memory)
         if self.batch_norm not in ("whole", "part"):
             raise ConfigError(f"Fisher(batch_norm={self.batch_norm!r}): choose 'whole' or 'part'")
         if self.gradient not in get_args(Gradient):
@@ -108,17 +106,9 @@ class Fisher:
 
         With a memory the evaluation is beside the step's own pass, so that the log-likelihood is only that of the part.
         """
-        generator = streams.generator("labels", bnn.device)
-        draw = _DRAWS[self.gradient]
+        gradient_fn, generator = _BY_NAME[self.gradient], streams.generator("labels", bnn.device)
         return _estimate_in_groups(
-            bnn,
-            batch,
-            streams,
-            self.fraction,
-            self.groups,
-            lambda part: draw(bnn, part, generator, create_graph),
-            own_statistics=self.batch_norm == "part",
-            part_alone=self.memory > 0,
+            self, bnn, batch, streams, lambda part: gradient_fn(bnn, part, generator, create_graph)
         )
 
 
@@ -133,15 +123,11 @@ class EmpiricalFisher:
     every: int = 1
     fraction: float = 1.0
     groups: int = 1
+    memory, batch_norm = 0.0, "whole"  # no settings
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_settings("EmpiricalFisher", self.every, self.fraction, self.groups)
-
-    @property
-    def memory(self) -> float:
-        """Nothing is remembered."""
-        return 0.0
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""
@@ -150,12 +136,7 @@ class EmpiricalFisher:
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
         """Return the mean log-likelihood and S ḡ² for the observed labels."""
         return _estimate_in_groups(
-            bnn,
-            batch,
-            streams,
-            self.fraction,
-            self.groups,
-            lambda part: _label_gradient(bnn, part, part.batch.y, create_graph),
+            self, bnn, batch, streams, lambda part: _label_gradient(bnn, part, part.batch.y, create_graph)
         )
 
 
@@ -239,52 +220,44 @@ def score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> G
 
 
 def _estimate_in_groups(
-    bnn: BNN,
-    batch: Batch,
-    streams: Streams,
-    fraction: float,
-    groups: int,
-    gradient_fn: GradientFn,
-    own_statistics: bool = False,
-    part_alone: bool = False,
+    chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: Streams, gradient_fn: Callable[[Pass], Gradients]
 ) -> tuple[Tensor, SquaredGradients]:
-    for_likelihood, for_curvature = _split(bnn, batch, streams, fraction, groups, own_statistics, part_alone)
+    for_likelihood, for_curvature = _split(chosen, bnn, batch, streams)
     total = torch.stack([part.log_likelihood_sum(bnn) for part in for_likelihood]).sum()
     num_items = sum(part.batch.size for part in for_curvature)
     num_seen = sum(part.batch.size for part in for_likelihood)
     return total / num_seen, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
 
 
-def _split(
-    bnn: BNN, batch: Batch, streams: Streams, fraction: float, groups: int, own_statistics: bool, part_alone: bool
-) -> tuple[list[Pass], list[Pass]]:
+def _split(chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: Streams) -> tuple[list[Pass], list[Pass]]:
     """Return the passes that make up the batch (or the part, if it is alone), and those to be squared, one a group."""
-    if fraction == 1 and groups == 1:
+    if chosen.fraction == 1 and chosen.groups == 1:
         whole = [forward(bnn, batch)]
         return whole, whole
-    divisible, coupled = batch.is_divisible, couples_items(bnn.network)
-    num_chosen = max(1, round(fraction * batch.size))
+    own_statistics, part_alone = chosen.batch_norm == "part", chosen.memory > 0
+    divisible, coupled = is_divisible(batch.x, batch.size), couples_items(bnn.network)
+    num_items = max(1, round(chosen.fraction * batch.size))
     if coupled and own_statistics:
-        num_chosen = max(num_chosen, min(groups * FEWEST_WITH_STATISTICS, batch.size))
+        num_items = max(num_items, min(chosen.groups * FEWEST_WITH_STATISTICS, batch.size))
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
-    chosen = order[:num_chosen].tensor_split(min(groups, num_chosen))
-    own_pass = not coupled or (own_statistics and min(map(len, chosen)) > 1)  # one item has no variance
+    groups = order[:num_items].tensor_split(min(chosen.groups, num_items))
+    own_pass = not coupled or (own_statistics and min(map(len, groups)) > 1)  # one item has no variance
     moves = coupled or bnn.has_moving_buffers()  # buffers move by a pass over the whole batch
     if divisible and own_pass and (part_alone or not moves):
-        rest = [order[num_chosen:]] if num_chosen < batch.size and not part_alone else []
+        rest = [order[num_items:]] if num_items < batch.size and not part_alone else []
         trusted = replace(batch, trusted=True)
-        passes = [forward(bnn, trusted.take(items)) for items in (*chosen, *rest)]
+        passes = [forward(bnn, trusted.take(items)) for items in (*groups, *rest)]
         if not batch.trusted:
             check_targets(bnn, passes[0].outputs, batch.y, batch.size)  # a message has the shapes of the whole batch
-        return passes, passes[: len(chosen)]
+        return passes, passes[: len(groups)]
     whole = forward(bnn, batch)
     if divisible and own_pass:
         with bnn.spare_buffers():
-            return [whole], [forward(bnn, batch.take(items)) for items in chosen]
-    return [whole], [Pass(batch.take_targets(items), tree.take(whole.outputs, items)) for items in chosen]
+            return [whole], [forward(bnn, batch.take(items)) for items in groups]
+    return [whole], [Pass(batch.take_targets(items), tree.take(whole.outputs, items)) for items in groups]
 
 
-def check_settings(name: str, every: int, fraction: float, groups: int) -> None:
+def check_settings(name: str, every: int, fraction: float = 1.0, groups: int = 1, memory: float = 0.0) -> None:
     """Refuse settings that say nothing."""
     if every < 1 or every != int(every):
         raise ConfigError(f"{name}(every={every}) must be a whole number of steps, at least 1")
@@ -292,15 +265,11 @@ def check_settings(name: str, every: int, fraction: float, groups: int) -> None:
         raise ConfigError(f"{name}(fraction={fraction}) must be in (0, 1]: the part of the batch that is used")
     if groups < 1 or groups != int(groups):
         raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")
-
-
-def check_memory(name: str, memory: float) -> None:
-    """Refuse a decay that is none."""
     if not 0 <= memory < 1:
         raise ConfigError(f"{name}(memory={memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
 
 
-_DRAWS = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}
+_BY_NAME = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}
 DEFAULT = Fisher(every=4, fraction=0.25, memory=0.9, batch_norm="part")
 """VL's own for labels: a quarter of the batch in every fourth step, remembered in between"""
 DEFAULT_FOR_NUMBERS = replace(DEFAULT, gradient="whole")

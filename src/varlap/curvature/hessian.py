@@ -50,6 +50,7 @@ class Hessian:
 
     every: int = 1
     num_probes: int = 1
+    memory = 0.0  # no setting
     num_derivatives: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -57,11 +58,6 @@ class Hessian:
             raise ConfigError(
                 f"Hessian(every={self.every}, num_probes={self.num_probes}): both must be whole numbers, at least 1"
             )
-
-    @property
-    def memory(self) -> float:
-        """Nothing is remembered."""
-        return 0.0
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""

@@ -74,7 +74,6 @@ def get(
     force: bool = False,
     progress: Progress | None = None,
     tries: int = 4,
-    wait_s: float = 1.0,
 ) -> Path:
     """Fetch a data set: download its original archives, check their SHA-256, and store them as NAME.npz.
 
@@ -88,7 +87,6 @@ def get(
         force: fetch it even if it is there.
         progress: is called with a file's name, how many of its bytes are there and how many there will be.
         tries: how often to try each download.
-        wait_s: seconds before the second try; doubled for each one after it.
 
     Returns:
         The path of NAME.npz.
@@ -112,7 +110,7 @@ def get(
         if archives is not None:
             files = _given(source, Path(archives).expanduser())
         else:
-            files = _downloaded(source, downloads, progress, tries, wait_s)
+            files = _downloaded(source, downloads, progress, tries)
         arrays = source.read(*files)
         if problem := source.find_problem(arrays):
             raise DataError(f"{source.name}: {problem}; nothing was stored")
@@ -245,14 +243,14 @@ def _given(source: Source, folder: Path) -> list[Path]:
     return list(found.values())
 
 
-def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: int, wait_s: float) -> list[Path]:
+def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: int) -> list[Path]:
     paths = [folder / archive.name for archive in source.archives]
     for archive, path in zip(source.archives, paths, strict=True):
         if path.is_file():  # of an earlier call, or put there by hand
             archive.check(path)
             continue
         try:
-            download(archive, path, progress=progress, tries=tries, wait_s=wait_s)
+            download(archive, path, progress=progress, tries=tries)
         except UnreachableError as error:
             missing = [one for one, there in zip(source.archives, paths, strict=True) if not there.is_file()]
             raise DataError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varlap import tree
 from varlap.errors import MissingExtraError
 from varlap.experiments.evaluation import Evaluated, origin
 from varlap.likelihoods import Prediction
@@ -74,7 +75,7 @@ def assess(
         for prediction in outside_predictions(bnn, ood, batch_size, predict_fn):
             scores.add_ood(prediction)
             outside.append({f"ood_{name}": value.cpu() for name, value in uncertainties(prediction).items()})
-    kept = _joined(inside)
+    kept, kept_outside = (tree.concatenate(parts) if parts else {} for parts in (inside, outside))
     unsure = kept["entropy"] if "entropy" in kept else kept.get("variance")
     if unsure is not None:
         unsure = unsure.flatten(1).mean(1) if unsure.ndim > 1 else unsure
@@ -82,7 +83,7 @@ def assess(
         if images is not None:
             kept["images"] = images[kept["least_sure"].to(images.device)].cpu()
     decided = dict(spec or {}) | {"how": how, "num_samples": num_draws, "temperature": temperature}
-    return Evaluated(name, scores.compute(), decided, kept | _joined(outside), origin(bnn.device), seconds)
+    return Evaluated(name, scores.compute(), decided, kept | kept_outside, origin(bnn.device), seconds)
 
 
 def draw_figures(
@@ -139,7 +140,3 @@ def _kept(prediction: Prediction, targets: Any) -> dict[str, Tensor]:
             "targets": targets,
         }
     return {name: value.cpu() for name, value in kept.items() if isinstance(value, Tensor)}
-
-
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}

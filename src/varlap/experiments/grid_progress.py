@@ -86,9 +86,9 @@ class GridProgress:
 
     # What `fit` calls.
 
-    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+    def start(self, *, num_epochs: int, steps_per_epoch: int, first_step: int) -> None:
         """Begin a training."""
-        self._steps = num_epochs * (steps_per_epoch or 1)
+        self._steps = num_epochs * steps_per_epoch
         self._steps_done = self._first_step = first_step
         self._began = time.monotonic()
         self._line_due = self._began + LINE_PAUSE_S

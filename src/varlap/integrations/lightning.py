@@ -224,15 +224,13 @@ class LightningBNN(LightningModule):
         strategy.checkpoint_io = ModelBeside(own.inner if isinstance(own, ModelBeside) else own, self.bnn)
 
     def on_train_start(self) -> None:
-        """Check `num_data`, bring loaded memories to the device, and tell the loggers what is trained."""
+        """Check `num_data`, and tell the loggers what is trained."""
         data = getattr(self.trainer.train_dataloader, "dataset", None)
         num_items = len(data) if data is not None and hasattr(data, "__len__") else 0
         if self.objective.num_data < num_items:
             raise BatchError(
                 f"the training data have {num_items} items but the objective's num_data={self.objective.num_data}"
             )
-        for running in self.objective.running_means().values():
-            running.sums = {name: tensor.to(self.bnn.device) for name, tensor in running.sums.items()}
         spec = spec_of(self.bnn, self.objective, self.settings, {"num_items": num_items})
         chosen = {name: spec["settings"][name] for name in OWN_SETTINGS} if self._configure is None else {}
         for logger in self.trainer.loggers:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from varlap import tree
 from varlap.errors import ConfigError
 from varlap.metrics.rows import checked_count
 from varlap.streams import derive_seed
@@ -47,9 +48,8 @@ def intervals(
     found: dict[str, list[float]] = {}
     for _ in range(times):
         drawn = _draw(items, generator)
-        for name, value in values(
-            _take(items, drawn), _take(labels, _labels_of(drawn, labels)), _take(outside, _draw(outside, generator))
-        ).items():
+        parts = (items, drawn), (labels, _labels_of(drawn, labels)), (outside, _draw(outside, generator))
+        for name, value in values(*(tree.take(columns, index) for columns, index in parts)).items():
             found.setdefault(name, []).append(value)
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     # Where most labels are ignored, a draw may hold none, and have no score.
@@ -69,7 +69,3 @@ def _labels_of(drawn: Tensor, labels: Columns) -> Tensor:
     item = labels["item"]
     times = drawn.bincount(minlength=len(drawn))[item]
     return torch.arange(len(item)).repeat_interleave(times)
-
-
-def _take(columns: Columns, index: Tensor) -> Columns:
-    return {name: column[index] for name, column in columns.items()}

@@ -1,5 +1,6 @@
 """Checks that the model builders share, so that a wrong argument is named before a layer is built."""
 
+import contextlib
 from collections.abc import Callable
 
 from torch import nn
@@ -35,10 +36,8 @@ def new_activation(builder: str, activation: Callable[[], nn.Module]) -> nn.Modu
     # An nn.Module is callable too, but it wants a tensor: the TypeError of calling it would not say why.
     module = None
     if callable(activation) and not isinstance(activation, nn.Module):
-        try:
+        with contextlib.suppress(TypeError):
             module = activation()
-        except TypeError:
-            module = None
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"{builder}: activation is {activation!r}; give what makes a module, such as nn.Softplus, "

@@ -1,24 +1,13 @@
 """Swap piecewise-linear activations for smooth ones, which have the second derivative that VL needs."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from varlap.errors import VarlapWarning
-from varlap.models.kinks import TRANSFORMER_LAYERS, Kink, find_kinks
-
-__all__ = [
-    "Kink",
-    "ScaledTanh",
-    "SmoothLeakyReLU",
-    "SmoothPReLU",
-    "SmoothSELU",
-    "find_kinks",
-    "smooth",
-]
+from varlap.errors import warn
+from varlap.models.kinks import TRANSFORMER_LAYERS, find_kinks
 
 
 class SmoothLeakyReLU(nn.Module):
@@ -151,11 +140,9 @@ def smooth(
     network = swapped.get(id(network), network)
     _smooth_transformers(network)
     if kinks := find_kinks(network, call):
-        warnings.warn(
+        warn(
             f"smooth left these as they are: {', '.join(map(str, kinks))}. VL loses their curvature; "
-            "write an activation with a second derivative there, such as nn.Softplus()",
-            VarlapWarning,
-            stacklevel=2,
+            "write an activation with a second derivative there, such as nn.Softplus()"
         )
     return network
 

@@ -15,25 +15,25 @@ from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
 
-def curvature_data_term(context: Context, curvature: Curvature, *, learn_variances: bool = True) -> DataTerm:
+def curvature_data_term(context: Context, curvature: Curvature) -> DataTerm:
     """Return log p(y|x, μ) and k · ½ Σ σ² f, with gradients, for a diagonal curvature f of weight k in this step.
 
     These are the first term of Eq. 30 and, by `penalty`, its middle one; `Objective` adds the KL. In μ the gradient of
     the penalty is one product of a Hessian with a vector, pulled back together with that of the log-likelihood; in
     log σ it is closed form, k · σ² f.
     """
-    bnn, wanted = context.bnn, context.with_gradients
+    bnn = context.bnn
     weight = curvature.weight(context.streams.step)
     if not weight:
-        return without_curvature(mean_data_term(context), context, learn_variances=learn_variances)
+        return without_curvature(mean_data_term(context), context)
     log_likelihood, estimate = _estimate(context, curvature)
     diagonal = estimate.diagonal()
     middle_term, in_log_sigma = penalty(bnn, diagonal, weight)
-    if not wanted:
+    if not context.with_gradients:
         return DataTerm(log_likelihood, middle_term, {}, {}, diagonal)
     outputs, cotangents = _pull_back(bnn, estimate, weight)
     gradients = _pulled([log_likelihood, *outputs], [-torch.ones_like(log_likelihood), *cotangents], context)
-    return DataTerm(log_likelihood, middle_term, gradients, in_log_sigma if learn_variances else {}, diagonal)
+    return DataTerm(log_likelihood, middle_term, gradients, in_log_sigma, diagonal)
 
 
 def penalty(bnn: BNN, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradients]:
@@ -50,9 +50,9 @@ def penalty(bnn: BNN, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradi
     return total, {name: product.sum_to_size(bnn.log_sigma[name].shape) for name, product in products.items()}
 
 
-def without_curvature(data: DataTerm, context: Context, *, learn_variances: bool = True) -> DataTerm:
+def without_curvature(data: DataTerm, context: Context) -> DataTerm:
     """Return the data term of a step in which the penalty moves nothing, log σ included."""
-    if not (context.with_gradients and learn_variances):
+    if not context.with_gradients:
         return data
     unmoved = {name: torch.zeros_like(log_sigma) for name, log_sigma in context.bnn.log_sigma.items()}
     return replace(data, log_sigma_gradients=unmoved)
@@ -78,18 +78,14 @@ def renewed(
     return new, updates
 
 
-def with_remembered(
-    data: DataTerm, context: Context, fisher: RunningMean, gradient: RunningMean, *, learn_variances: bool = True
-) -> DataTerm:
+def with_remembered(data: DataTerm, context: Context, fisher: RunningMean, gradient: RunningMean) -> DataTerm:
     """Add Eq. 30's middle term, with f and its gradient in μ as they are remembered, and with weight 1."""
     middle_term, in_log_sigma = penalty(context.bnn, fisher.mean(), 1)
     if not context.with_gradients:
         return replace(data, curvature=middle_term)
     in_means = gradient.mean()
     gradients = {name: g + in_means[name] if name in in_means else g for name, g in data.gradients.items()}
-    return replace(
-        data, curvature=middle_term, gradients=gradients, log_sigma_gradients=in_log_sigma if learn_variances else {}
-    )
+    return replace(data, curvature=middle_term, gradients=gradients, log_sigma_gradients=in_log_sigma)
 
 
 def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]:

@@ -1,9 +1,8 @@
 """The warning about piecewise-linear activations, which have no second derivative (paper, section 4.3)."""
 
-import warnings
 import weakref
 
-from varlap.errors import VarlapWarning
+from varlap.errors import warn
 from varlap.models import find_kinks
 from varlap.objectives.objective import Context, Objective, prepared
 from varlap.posterior.bnn import BNN
@@ -22,10 +21,8 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
     if kinks:
         places = ", ".join(f"{kink.kind} at {kink.where}" for kink in kinks[:8])
         more = f" and {len(kinks) - 8} more" if len(kinks) > 8 else ""
-        warnings.warn(
+        warn(
             f"{type(objective).__name__} needs second derivatives, and the network has activations without one: "
             f"{places}{more}. The means' gradient then loses the activations' curvature (variances are unaffected). "
-            "Swap modules by network = varlap.smooth(network); write functional calls as F.softplus, F.silu or F.gelu",
-            VarlapWarning,
-            stacklevel=4,
+            "Swap modules by network = varlap.smooth(network); write functional calls as F.softplus, F.silu or F.gelu"
         )

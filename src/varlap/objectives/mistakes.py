@@ -1,7 +1,6 @@
 """Warnings about what runs without an error and learns little: probabilities for logits, variances left alone, a
 batch's size for that of the data."""
 
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from varlap import tree
-from varlap.errors import VarlapWarning
+from varlap.errors import warn
 from varlap.likelihoods import Bernoulli, Categorical
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
@@ -32,11 +31,9 @@ def warn_about_probabilities(context: "Context") -> None:
         with torch.no_grad(), bnn.buffers_restored(), context.streams.around_network(bnn.device):
             found = _ending(bnn, bnn.outputs(context.batch.x))
         if found is not None:
-            warnings.warn(
+            warn(
                 f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "
-                "through a softmax or a sigmoid twice: let the network end without one",
-                VarlapWarning,
-                stacklevel=3,
+                "through a softmax or a sigmoid twice: let the network end without one"
             )
     _looked_at.add(bnn)  # only now: a batch that does not fit must not swallow the warning
 
@@ -79,12 +76,10 @@ class VarianceWatch:
             moved = [not _equal(*pair) for pair in zip(self._at_first, watched, strict=True)]
             self._at_first = []
             if watched[1].requires_grad and moved == [True, False]:
-                warnings.warn(
+                warn(
                     f"log σ has not changed in {CALLS_WITHOUT_UPDATE} calls of {what}, so the variances are those of "
                     "the start: give the optimizer bnn.parameter_groups(lr) instead of the network's parameters, or "
-                    "use varlap.adam(bnn, lr)",
-                    VarlapWarning,
-                    stacklevel=3,
+                    "use varlap.adam(bnn, lr)"
                 )
 
 
@@ -109,11 +104,9 @@ class SizeWatch:
         same = all(map(_equal, self._at_first, targets))
         self._is_over, self._at_first = True, []
         if not same:
-            warnings.warn(
+            warn(
                 f"num_data={num_data} is the size of a batch, and other batches hold other targets, so the training "
-                f"set is larger and the KL weighs too much: give its whole size, {what}(num_data=len(train_set))",
-                VarlapWarning,
-                stacklevel=3,
+                f"set is larger and the KL weighs too much: give its whole size, {what}(num_data=len(train_set))"
             )
 
 

@@ -61,7 +61,7 @@ class DataTerm:
     gradients: Gradients
     """of curvature − log_likelihood in `Context.tensors()`; empty when values alone are wanted"""
     log_sigma_gradients: Gradients
-    """the same in log σ, by parameter name; empty where log σ is not trained"""
+    """the same in log σ, by parameter name; empty where log σ does not enter"""
     diagonal: Gradients | None = None
     """the curvature f per datum by parameter name, where the objective estimates one"""
     updates: Updates = field(default_factory=list)
@@ -91,7 +91,7 @@ class Objective(ABC):
     uses_variances = True
     """whether log σ enters, so that the KL is the whole of Eq. 12"""
     sets_variances = False
-    """whether `update_variances` sets log σ"""
+    """whether `update_variances` sets log σ, which then has no gradient"""
     after_a_nan = "lower the learning rate, or look for an overflow in the network"
     """what an error advises where a value or a gradient is not finite"""
 
@@ -172,7 +172,7 @@ class Objective(ABC):
                 _check_evaluation(evaluation, at, self.after_a_nan)
         if with_grad:
             self._size_watch.see(batch, self.num_data, type(self).__name__)
-            if self._trains_variances():
+            if self.uses_variances and not self.sets_variances:
                 self._watch.see(bnn, type(self).__name__)
             write(evaluation.updates)
             self.num_calls += step is None
@@ -195,7 +195,7 @@ class Objective(ABC):
             for name, mean in bnn.means().items() if context.with_gradients else ():
                 from_prior = kl_gradient_in_mean(mean, bnn.prior_mean_of(name), bnn.prior_scale[name])
                 gradients[f"network.{name}"] = gradients[f"network.{name}"] + scale * from_prior
-                if name in data.log_sigma_gradients:
+                if name in data.log_sigma_gradients and not self.sets_variances:
                     from_prior = kl_gradient_in_log_sigma(mean, bnn.log_sigma[name], bnn.prior_scale[name])
                     gradients[f"log_sigma.{name}"] = data.log_sigma_gradients[name] + scale * from_prior
         updates = data.updates + self.updates_after(data) if context.with_gradients else []
@@ -280,10 +280,6 @@ class Objective(ABC):
             self._automatic = Automatic(0 if self.compiled is True else CALLS_BEFORE_COMPILING)
         return self._automatic.evaluation(self, context)
 
-    def _trains_variances(self) -> bool:
-        """Whether log σ gets gradients, for an optimizer to follow."""
-        return self.uses_variances
-
     def _kl_sum(self, bnn: BNN) -> Tensor:
         if self.uses_variances:
             return bnn.kl()
@@ -291,14 +287,11 @@ class Objective(ABC):
         return torch.stack([part.to(parts[0].dtype) for part in parts]).sum()
 
 
-def gradients_of(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context, *, retain_graph: bool = False
-) -> Gradients:
+def gradients_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context) -> Gradients:
     """Pull cotangents back to all of `Context.tensors()`; what nothing depends on gets zeros."""
     if context.scale == 1:
-        return gradients(outputs, context.tensors(), cotangents, retain_graph=retain_graph)
-    scaled = [context.scale * cotangent for cotangent in cotangents]
-    found = gradients(outputs, context.tensors(), scaled, retain_graph=retain_graph)
+        return gradients(outputs, context.tensors(), cotangents)
+    found = gradients(outputs, context.tensors(), [context.scale * cotangent for cotangent in cotangents])
     return {name: gradient / context.scale for name, gradient in found.items()}
 
 

@@ -1,7 +1,6 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
 import contextlib
-import warnings
 import weakref
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
-from varlap.errors import ConfigError, VarlapWarning
+from varlap.errors import ConfigError, warn
 from varlap.likelihoods import Bernoulli, Categorical
 from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered, without_curvature
 from varlap.objectives.kinks import warn_about_kinks
@@ -81,13 +80,17 @@ class VL(Objective):
                 "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"
             )
         self.variances: Variances = variances
-        self.sets_variances = variances == "closed-form"
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
         self._calls_since_update = 0
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
+
+    @property
+    def sets_variances(self) -> bool:
+        """Whether σ has its closed form, and log σ no gradient."""
+        return self.variances == "closed-form"
 
     @property
     def after_a_nan(self) -> str:
@@ -104,6 +107,7 @@ class VL(Objective):
         if self.curvature is self._stand_in:
             held = isinstance(bnn.likelihood, Bernoulli | Categorical) or not hasattr(bnn.likelihood, "score")
             self.curvature = DEFAULT if held else DEFAULT_FOR_NUMBERS
+        self._fisher.decay = self._gradient.decay = self.curvature.memory  # also of one that was assigned
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
@@ -118,30 +122,27 @@ class VL(Objective):
             running.move_to(context.bnn.device)
         if context.with_gradients:
             self._owner = weakref.ref(context.bnn)
-        if self.variances == "closed-form" and context.with_gradients:
+        if self.sets_variances and context.with_gradients:
             self._calls_since_update += 1
             if self._calls_since_update == CALLS_WITHOUT_UPDATE:
-                warnings.warn(
+                warn(
                     f"VL(variances='closed-form') was called {CALLS_WITHOUT_UPDATE} times without an update; "
-                    "call objective.update_variances(bnn) after each optimizer.step()",
-                    VarlapWarning,
-                    stacklevel=3,
+                    "call objective.update_variances(bnn) after each optimizer.step()"
                 )
 
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and the curvature penalty: from one forward pass, or as it is remembered."""
-        learn = self.variances == "learnt"
         if not self.curvature.memory:
-            return curvature_data_term(context, self.curvature, learn_variances=learn)
+            return curvature_data_term(context, self.curvature)
         data = mean_data_term(context)
         updates = self.renewal(context) if context.renews else []
         with contextlib.ExitStack() as stack:
             for running, sums in [] if self._fisher else updates:  # the first ones serve at once
                 stack.enter_context(running.standing_in(sums))
             if self._fisher:
-                data = with_remembered(data, context, self._fisher, self._gradient, learn_variances=learn)
+                data = with_remembered(data, context, self._fisher, self._gradient)
             else:
-                data = without_curvature(data, context, learn_variances=learn)
+                data = without_curvature(data, context)
         return replace(data, updates=updates)
 
     def renews(self, step: int) -> bool:
@@ -169,7 +170,7 @@ class VL(Objective):
         True
         """
         self._calls_since_update = 0
-        if self.variances == "learnt" or not self._variance_fisher:
+        if not (self.sets_variances and self._variance_fisher):
             return
         bnn.refit_prior()
         if beta is None:
@@ -181,9 +182,7 @@ class VL(Objective):
         return [] if data.diagonal is None else self._variance_updates(data.diagonal)
 
     def _variance_updates(self, diagonal: Gradients) -> Updates:
-        if self.variances == "learnt":
-            return []
-        return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])]
+        return [(self._variance_fisher, self._variance_fisher.including(diagonal)[1])] if self.sets_variances else []
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned; the next network is the one that it is about."""
@@ -194,12 +193,9 @@ class VL(Objective):
         """A copy goes on with the network that it is called with next."""
         return super().__getstate__() | {"_owner": None}
 
-    def _trains_variances(self) -> bool:
-        return self.variances == "learnt"
-
     def running_means(self) -> dict[str, RunningMean]:
         """Return the running Fisher of the closed form, and what `Fisher(memory=...)` remembers."""
-        running = {"variance_fisher": self._variance_fisher} if self.variances == "closed-form" else {}
+        running = {"variance_fisher": self._variance_fisher} if self.sets_variances else {}
         if self.curvature.memory:
             running |= {"fisher": self._fisher, "gradient": self._gradient}
         return running

@@ -85,5 +85,4 @@ def rows(prediction: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
 
 def predict(bnn: BNN, x: Tensor, how: How, options: Mapping[str, Any]) -> Prediction:
     """Predict where the network is, in its precision."""
-    x = x.to(bnn.device, bnn.dtype)
-    return bnn.predict(x) if how == "mean" and not options else bnn.predict(x, how=how, **options)
+    return bnn.predict(x.to(bnn.device, bnn.dtype), how=how, **options)

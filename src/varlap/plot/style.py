@@ -156,16 +156,14 @@ def tidy(ax: "Axes", xlabel: str, ylabel: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def note(ax: "Axes", text: str, corner: str = "upper left") -> None:
-    """Print words in a corner, on the axes' own background so that they can be read over what is drawn."""
-    low, left = corner.startswith("lower"), corner.endswith("left")
+def note(ax: "Axes", text: str) -> None:
+    """Print words in the upper left corner, on the axes' own background so that what is drawn does not hide them."""
     ax.text(
-        0.03 if left else 0.97,
-        0.04 if low else 0.96,
+        0.03,
+        0.96,
         text,
         transform=ax.transAxes,
-        ha="left" if left else "right",
-        va="bottom" if low else "top",
+        va="top",
         fontsize=SMALL,
         zorder=10,
         bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.2"},

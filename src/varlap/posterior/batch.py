@@ -32,11 +32,6 @@ class Batch:
         weights = None if self.weights is None else self.weights[items]
         return replace(self, y=tree.take(self.y, items), weights=weights, size=len(items))
 
-    @property
-    def is_divisible(self) -> bool:
-        """Whether every tensor of x has a row for each item."""
-        return is_divisible(self.x, self.size)
-
 
 def is_divisible(x: Any, num_items: int) -> bool:
     """Whether the inputs of a batch can be divided among its items: every tensor has a row for each.

@@ -1,14 +1,13 @@
 """A warning for `Adam(bnn.parameters())`, which gives log σ the learning rate of the means."""
 
 import functools
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from varlap.errors import VarlapWarning
+from varlap.errors import warn
 
 if TYPE_CHECKING:
     from varlap.posterior.bnn import BNN
@@ -41,19 +40,15 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
         for group in optimizer.param_groups:
             members = {id(p) for p in group["params"]}
             if members & log_sigma and members & means:
-                _warn(
+                warn(
                     f"{name} trains log σ and the means at one learning rate, so the variances may not converge "
                     f"(paper, section 5.1); use {name}(bnn.parameter_groups(lr=...)) or varlap.adam(bnn, lr=...), "
                     "whose log σ learns 10 times faster"
                 )
                 return
             if members & log_sigma and group.get("weight_decay"):
-                _warn(
+                warn(
                     f"{name} decays log σ by weight_decay={group['weight_decay']}, which pulls every σ towards 1; the "
                     "prior is the weight decay here: leave it at 0, as bnn.parameter_groups(lr=...) does"
                 )
                 return
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, VarlapWarning, stacklevel=4)

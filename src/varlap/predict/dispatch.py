@@ -86,7 +86,8 @@ def predict(
     if how == "sampled":
         warn_of_collapse(bnn)
     inputs = Inputs(bnn, x, batch_size)
-    with bnn.evaluating(), bnn.spare_buffers(), Streams(seed, 0).around_network(bnn.device):
+    # The lock on the generators comes first: of two threads each would put back what the other one has set.
+    with Streams(seed, 0).around_network(bnn.device), bnn.evaluating(), bnn.spare_buffers():
         if how == "mean":
             outputs = _tempered(bnn, mean_outputs(bnn, inputs), temperature)
             return replace(predicted(bnn.likelihood, outputs), outputs=[outputs], likelihood=bnn.likelihood)

@@ -46,7 +46,7 @@ def reestimate_statistics(bnn: BNN, data: Any, *, batch_size: int = BATCH_SIZE, 
     """
     kept = KeptBuffers(bnn.network)
     try:
-        with bnn.evaluating(), Streams(seed, 0).around_network(bnn.device):
+        with Streams(seed, 0).around_network(bnn.device), bnn.evaluating():
             return reestimate(bnn, data, batch_size, seed)
     except BaseException:
         kept.put_back()

@@ -26,11 +26,11 @@ def write_parts(parts: Sequence[Section], out: Path | str, title: str | None = N
         MARKDOWN: _markdown(title, lead, parts, tables),
         DATA: json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n",
     }
-    return write_files(out, {name: text.encode(errors="replace") for name, text in contents.items()})
+    return write_files(out, {name: text.encode(errors="replace") for name, text in contents.items()}) / PAGE
 
 
 def write_files(out: Path | str, contents: Mapping[str, bytes]) -> Path:
-    """Write the files of a report, each whole or not at all; return the path of the page."""
+    """Write the files of a report, each whole or not at all; return their folder."""
     out = Path(out).expanduser()
     try:
         for name, content in contents.items():
@@ -38,7 +38,7 @@ def write_files(out: Path | str, contents: Mapping[str, bytes]) -> Path:
             replace_file(out / name, content)
     except OSError as error:
         raise ConfigError(f"the report cannot be written to {out}: {error}; choose another folder") from error
-    return out / PAGE
+    return out
 
 
 def as_json(parts: Sequence[Section], title: str | None = None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
 
 
-def write_reproduction(store: Store | Path | str, out: Path | str, title: str | None = None) -> Path:
+def write_reproduction(store: Store | Path | str, out: Path | str) -> Path:
     """Write `report.html`, `report.md`, `report.json` and the figures from all results of a store; nothing is trained.
 
     Runs that differ in method, β, seed and the speed of log σ alone are a part of the page. Each part has what its runs
@@ -64,7 +64,7 @@ def write_reproduction(store: Store | Path | str, out: Path | str, title: str | 
     >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
     (True, True)
     """
-    return write_sweeps(read_sweeps(store), out, title)
+    return write_sweeps(read_sweeps(store), out)
 
 
 def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = None) -> Path:
@@ -82,16 +82,12 @@ def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = No
         bodies.append((part.title, _html(part, groups)))
         texts.append(_markdown(part, groups))
     heading = f"# {markdown_text(title)}\n\n{lead}\n"
-    content = as_json(parts, title)
-    return write_files(
-        out,
-        files
-        | {
-            PAGE: document(title, lead.replace("`", ""), bodies, varlap.__version__).encode(errors="replace"),
-            MARKDOWN: "\n".join([heading, *texts]).encode(errors="replace"),
-            DATA: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(),
-        },
-    )
+    files |= {
+        PAGE: document(title, lead.replace("`", ""), bodies, varlap.__version__).encode(errors="replace"),
+        MARKDOWN: "\n".join([heading, *texts]).encode(errors="replace"),
+        DATA: (json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n").encode(),
+    }
+    return write_files(out, files) / PAGE
 
 
 def read_sweeps(store: Store | Path | str) -> list[Sweep]:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from varlap.errors import ConfigError
 from varlap.experiments.uci import published
 from varlap.experiments.uci.summary import LABELS, TableSummary
-from varlap.files import replace_file
+from varlap.report.build import DATA, MARKDOWN, write_files
 from varlap.report.tables import markdown_text, pipe_table
 
-MARKDOWN, DATA = "report.md", "report.json"
 CLEARLY = (
     "Clearly: by a paired t test at 5 %, split by split. The splits share training rows, so standard errors are "
     "somewhat too small, and of many comparisons one in twenty looks clear by chance."
@@ -33,16 +31,9 @@ def write_uci(found: Sequence[TableSummary], out: Path | str, left_out: Sequence
     >>> write_uci([TableSummary("boston", 20, {}, values)], tempfile.mkdtemp()).name
     'report.md'
     """
-    out = Path(out).expanduser()
     content = json.dumps(uci_json(found, left_out), indent=1, ensure_ascii=False) + "\n"
     contents = {MARKDOWN: uci_markdown(found, left_out), DATA: content}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            replace_file(out / name, text.encode())
-    except OSError as error:
-        raise ConfigError(f"the report cannot be written to {out}: {error}; choose another folder") from error
-    return out / MARKDOWN
+    return write_files(out, {name: text.encode() for name, text in contents.items()}) / MARKDOWN
 
 
 def uci_json(found: Sequence[TableSummary], left_out: Sequence[str] = ()) -> dict[str, Any]:

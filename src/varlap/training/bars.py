@@ -60,14 +60,14 @@ class Bars:
         self._progress: rich_progress.Progress | None = None
         self._epochs = self._steps = rich_progress.TaskID(0)
 
-    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+    def start(self, *, num_epochs: int, steps_per_epoch: int, first_step: int) -> None:
         """Draw the empty bars, or those of a training that is carried on."""
         self.close()
         self._pace.start(num_epochs, steps_per_epoch, first_step)
         self._speed = Speed()
         self._values, self._row = {}, {}
-        steps = "123456" if steps_per_epoch is None else f"{steps_per_epoch}/{steps_per_epoch}"
-        self._label_width = max(len(f"epoch {num_epochs}/{num_epochs}"), len(f"step {steps}"))
+        longest = f"epoch {num_epochs}/{num_epochs}", f"step {steps_per_epoch}/{steps_per_epoch}"
+        self._label_width = max(map(len, longest))
         redirect = self._console.file is sys.stderr  # a console on a file must not swallow what others print
         self._progress = rich_progress.Progress(
             _Field("label"),
@@ -150,31 +150,28 @@ class Bars:
             parts = [_Part(text) for text in validation(self._row)]
             if left is not None:
                 parts.insert(0, _Part(f"{duration(left)} left", style="progress.remaining"))
-        done, total = pace.whole
         self._progress.update(
             self._epochs,
-            total=total,
-            completed=done,
+            total=pace.num_steps,
+            completed=pace.steps_done,
             label=self._label("epoch", pace.present_epoch, pace.num_epochs),
             text=_fitted(parts, room),
         )
-        in_epoch, total = pace.steps_in_epoch
         parts = [_Part(text) for text in terms(self._values)]
         speed = self._speed.items_per_s
         if speed is not None:
             parts.append(_Part(f"{speed:,.0f} items/s", f"{short(speed)}/s", style="progress.data.speed"))
         self._progress.update(
             self._steps,
-            total=total,
-            completed=in_epoch,
+            total=pace.steps_per_epoch,
+            completed=pace.steps_in_epoch,
             visible=not finished,
-            label=self._label("step", in_epoch, total),
+            label=self._label("step", pace.steps_in_epoch, pace.steps_per_epoch),
             text=_fitted(parts, room),
         )
 
-    def _label(self, what: str, done: int | None, total: int | None) -> Text:
-        count = f"{'?' if done is None else done}" + ("" if total is None else f"/{total}")
-        return Text(f"{what} {count:>{self._label_width - len(what) - 1}}", style="progress.description")
+    def _label(self, what: str, done: int, total: int) -> Text:
+        return Text(f"{what} {f'{done}/{total}':>{self._label_width - len(what) - 1}}", style="progress.description")
 
 
 def bars_on(stream: TextIO | None) -> Bars:

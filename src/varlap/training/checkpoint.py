@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from varlap.errors import CheckpointError, ConfigError
+from varlap.files import sync_folder
 from varlap.training.encoding import canonical, damaged, document_bytes, parse_document, parse_tensors, tensor_bytes
 
 FORMAT = "varlap checkpoint"
@@ -101,11 +102,11 @@ def write_checkpoint(
             identity = temporary.stat().st_ino
             files = {name: _write_file(temporary / name, make()) for name, make in contents.items()}
             _write_file(temporary / MANIFEST, _sealed({"format": FORMAT, "version": VERSION, "files": files}))
-            _sync_folder(temporary)
+            sync_folder(temporary, _fsync)
             if replace and os.path.lexists(path):
                 _rename(path, old)
             _rename(temporary, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent, _fsync)
         _known_whole.add((path.absolute(), identity))
     except BaseException:
         # An interrupt may come just after the rename, so look which of the two names the folder has now.
@@ -164,20 +165,6 @@ def _write_file(path: Path, data: bytes) -> dict[str, Any]:
         _write(file, data)
         _fsync(file.fileno())
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _sync_folder(path: Path) -> None:
-    """Bring a folder's list of names to the disk, where the system has that notion."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        _fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what some network file systems say to folders
-            raise
-    finally:
-        os.close(descriptor)
 
 
 # All that touches the disk goes through these three, so that tests can make each of them fail in turn.
@@ -342,7 +329,7 @@ def prune(folder: Path | str, keep: int) -> None:
                 _rename(path, hidden)
                 doomed.append(hidden)
         if doomed:
-            _sync_folder(folder)
+            sync_folder(folder, _fsync)
     for path in doomed:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from varlap.errors import ConfigError
 from varlap.posterior.bnn import BNN
@@ -39,12 +38,11 @@ class World:
         All of it is one all-reduce.
         """
         widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-        plain = [tensor.detach().to(widest).contiguous() for tensor in tensors]
-        further = torch.tensor(numbers, dtype=widest, device=self.device)
-        flat = torch.cat([_flatten_dense_tensors(plain) * weight, further])
+        flat = torch.cat([tensor.detach().to(widest).flatten() for tensor in tensors]) * weight
+        flat = torch.cat([flat, torch.tensor(numbers, dtype=widest, device=self.device)])
         dist.all_reduce(flat)
-        split = flat.numel() - len(numbers)
-        return _unflatten_dense_tensors(flat[:split], plain), flat[split:].tolist()
+        *sums, further = flat.split([*(tensor.numel() for tensor in tensors), len(numbers)])
+        return [total.view(tensor.shape) for total, tensor in zip(sums, tensors, strict=True)], further.tolist()
 
     def average(self, tensors: Sequence[Tensor], weight: float) -> None:
         """Replace tensors, in place, by their sum over the ranks, each weighted by its rank's; one all-reduce."""

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varlap.errors import CheckpointError, ConfigError, NetworkError, VarlapWarning
+from varlap.errors import CheckpointError, ConfigError, NetworkError, warn
 from varlap.likelihoods import Categorical, Gaussian, Likelihood, choose_likelihood
 from varlap.likelihoods.choose import BUILT_IN
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, OneScalePrior, Prior
@@ -143,11 +142,9 @@ def _warn_about_other_modules(path: Path, saved: Any, own: Mapping[str, str]) ->
     others = {name: saved[name] for name in own if saved.get(name, own[name]) != own[name]}
     different = [f"{name or 'the network'} was {kind}, here it is {own[name]}" for name, kind in others.items()]
     if different:
-        warnings.warn(
+        warn(
             f"{path} was saved from a network with other modules: {_few(different)}; build it as the saved one was, "
-            "with varlap.smooth if that was used",
-            VarlapWarning,
-            stacklevel=3,
+            "with varlap.smooth if that was used"
         )
 
 

@@ -37,7 +37,7 @@ class Progress(Protocol):
     '..|'
     """
 
-    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+    def start(self, *, num_epochs: int, steps_per_epoch: int, first_step: int) -> None:
         """Begin. `first_step` is the number of the step to come: 0, or that at which a training is carried on."""
         ...
 
@@ -67,7 +67,7 @@ class Silent:
     >>> silent.close()
     """
 
-    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+    def start(self, *, num_epochs: int, steps_per_epoch: int, first_step: int) -> None:
         """Do nothing."""
 
     def step(self, number: int, num_items: int, values: Mapping[str, float] | None) -> None:
@@ -105,13 +105,13 @@ class Lines:
         self._num_items = 0
         self._broken = False
 
-    def start(self, *, num_epochs: int, steps_per_epoch: int | None, first_step: int) -> None:
+    def start(self, *, num_epochs: int, steps_per_epoch: int, first_step: int) -> None:
         """Begin to count, and say so where a training is carried on."""
         self._pace.start(num_epochs, steps_per_epoch, first_step)
         self._num_items = 0
         self._broken = False
         if first_step:
-            done = first_step == num_epochs * (steps_per_epoch or 0)
+            done = first_step == num_epochs * steps_per_epoch
             self._write(
                 "finished before: nothing is left to train\n" if done else f"carrying on after {first_step} steps\n"
             )

@@ -30,7 +30,7 @@ from varlap.training.settings import FitSettings
 log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
-NOT_OF_THE_SPEC = {"sets_variances", "num_calls", "last_step", "compiled", "gradient_scale"}
+NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
 ADDED_LATER = {"momentum": 0.0, "validate_every": 1}  # settings that earlier versions lacked, and what these did
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
@@ -58,9 +58,7 @@ def spec_of(
         "objective": {"class": type(objective).__name__, **described, **decays},
         "settings": {name: _plain(value) for name, value in dataclasses.asdict(settings).items()},
         "network": repr(bnn.network),
-        "model": {
-            name: value for name, value in model.items() if name not in ("versions", "varlap", "torch", "modules")
-        },
+        "model": {name: value for name, value in model.items() if name not in ("varlap", "torch", "modules")},
         "data": dict(data),
         "versions": {"varlap": varlap.__version__, "torch": torch.__version__},
     }

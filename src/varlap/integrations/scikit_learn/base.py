@@ -105,7 +105,7 @@ class VLEstimator(BaseEstimator, ABC):
             self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             if self.beta is not None and not isinstance(self.beta, Real):
                 raise ConfigError(f"partial_fit sees too little to choose beta={self.beta!r}; give a number")
-            self.beta_ = self._defaults.of(_total(weights, X)).beta if self.beta is None else float(self.beta)
+            self.beta_ = self._chosen_beta(X, y, weights)
             self._scaler = StandardScaler()
             self._num_seen, self._num_calls = 0.0, 0
         self._learn_targets(y, weights)
