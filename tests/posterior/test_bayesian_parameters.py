@@ -104,6 +104,16 @@ def test_shared_parameter_counts_once():
     torch.testing.assert_close(bnn.kl(), alone[0].kl() + alone[1].kl())
 
 
+@pytest.mark.parametrize("select", [None, "noise"])
+def test_a_noise_that_is_a_weight_of_the_network_is_no_bayesian_one(select):
+    network, likelihood = nn.Linear(4, 1), varlap.Gaussian()
+    network.register_parameter("noise", likelihood.log_noise)
+    with pytest.raises(ConfigError, match=r"'noise' is the likelihood's too.*select=lambda name.*name != 'noise'"):
+        varlap.BNN(network, likelihood, select=select)
+    bnn = varlap.BNN(network, likelihood, select=lambda name, parameter: name != "noise")
+    assert list(bnn.point_estimates()) == ["network.noise"]
+
+
 def test_several_dtypes_in_one_network_are_trained_together():
     class Mixed(nn.Module):
         def __init__(self):
