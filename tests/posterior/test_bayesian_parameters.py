@@ -146,6 +146,17 @@ def test_several_dtypes_in_one_network_are_trained_together():
         assert bnn(batch()[0]).shape == (6, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_prior_of_many_means_in_half_precision_is_summed_in_single(dtype):
+    network = nn.Linear(400, 400).to(dtype)
+    bnn = varlap.BNN(network, prior=varlap.OneScalePrior(1.0))
+    with torch.no_grad():
+        network.weight.fill_(1.0)
+        network.bias.zero_()
+    terms = varlap.MAP(num_data=10)(bnn, torch.zeros(4, 400, dtype=dtype), torch.arange(4))
+    assert terms.kl.item() == 160_000 / 2 / 10
+
+
 # -- optimizers ------------------------------------------------------------------------------------------------------
 
 
