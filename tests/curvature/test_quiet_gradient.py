@@ -138,17 +138,12 @@ class Probit(varlap.Bernoulli):
         return torch.special.log_ndtr(outputs * (2 * targets - 1)).sum(1)
 
 
-@pytest.mark.parametrize("kind", ["structured", "inherited", "shared"])
+@pytest.mark.parametrize("kind", ["structured", "inherited"])
 def test_where_it_would_not_be_right_it_is_the_gradient_of_held_labels(kind):
     bnn, x = made(Probit() if kind == "inherited" else varlap.Gaussian(noise=0.7), 3, num_items=5)
     y = (x[:, :3] > 0).double()
     if kind == "structured":
         bnn, y = varlap.BNN(Together(), Entry()).double(), torch.arange(5) % 3
-    if kind == "shared":  # a noise that is a Bayesian weight too enters the scores beside the outputs
-        shared = network(4, 3)
-        likelihood = varlap.Gaussian(noise=0.7)
-        shared.register_parameter("noise", likelihood.log_noise)
-        bnn = varlap.BNN(shared, likelihood).double()
     assert torch.equal(penalty_gradient(QUIET, bnn, x, y), penalty_gradient(HELD, bnn, x, y))
 
 

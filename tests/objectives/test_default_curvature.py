@@ -1,6 +1,7 @@
 """Which curvature VL takes where the caller leaves it open: the likelihood decides."""
 
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,29 @@ class WithScore(Exponential):
         return noise  # the rate's logarithm has a Fisher information of 1
 
 
+class StudentT(varlap.Gaussian):
+    """Three degrees of freedom by another `log_prob`, beside which the Gaussian's `score` is wrong."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._around(outputs).log_prob(targets).sum(1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator, targets: Any = None) -> Tensor:
+        normals = torch.randn(4, *outputs.shape, generator=generator, dtype=outputs.dtype)
+        return outputs + self.log_noise.exp() * normals[0] / normals[1:].square().mean(0).sqrt()
+
+    def _around(self, outputs: Tensor) -> torch.distributions.StudentT:
+        return torch.distributions.StudentT(3.0, outputs, self.log_noise.exp())
+
+
+class Declined(varlap.Gaussian):
+    score = None  # type: ignore[assignment]
+
+
+class SaidAgain(StudentT):
+    def score(self, outputs: Tensor, noise: Tensor, targets: Any = None) -> Tensor:
+        return noise * (4 / 6) ** 0.5 / self.log_noise.exp()
+
+
 LIKELIHOODS = {
     "categorical": ("categorical", 3, torch.tensor([0, 1, 2, 0]), DEFAULT),
     "bernoulli": ("bernoulli", 1, COUNTS % 2, DEFAULT),
@@ -43,6 +67,9 @@ LIKELIHOODS = {
     "poisson": ("poisson", 1, COUNTS, DEFAULT_FOR_NUMBERS),
     "a user's own": (Exponential(), 1, COUNTS, DEFAULT),
     "a user's own with a score": (WithScore(), 1, COUNTS, DEFAULT_FOR_NUMBERS),
+    "a log_prob of its own": (StudentT(), 1, COUNTS, DEFAULT),
+    "a score that is None": (Declined(), 1, COUNTS, DEFAULT),
+    "a score of its own too": (SaidAgain(), 1, COUNTS, DEFAULT_FOR_NUMBERS),
 }
 
 
@@ -97,6 +124,36 @@ def test_the_likelihood_chooses_in_every_way_of_training(name: str, way: str):
     else:
         varlap.fit(bnn, objective, (X, y), epochs=1, batch_size=4, progress="none")
     assert objective.curvature == LIKELIHOODS[name][-1]
+
+
+@pytest.mark.parametrize("likelihood", [StudentT(), SaidAgain()])
+def test_the_curvature_is_the_fisher_of_the_likelihoods_own_log_prob(likelihood: Any):
+    bnn = varlap.BNN(nn.Linear(2, 1).double(), likelihood.double())
+    x, y = X.double(), COUNTS.double()
+    with torch.no_grad():
+        bnn.likelihood.log_noise.fill_(-0.5)
+    draws = []
+    for seed in range(1000):
+        with torch.no_grad():  # the first evaluation serves at once
+            draws.append(varlap.VL(4, seed=seed)(bnn, x, y, step=0).curvature)
+    sigma_squared = {name: (2 * log_sigma.detach()).exp() for name, log_sigma in bnn.log_sigma.items()}
+    of_mean = math.exp(1.0) * (3 + 1) / (3 + 3)  # the Fisher information of a Student-t's mean
+    expected = 0.5 * of_mean * (sigma_squared["weight"] * x.square().mean(0)).sum()
+    expected = expected + 0.5 * of_mean * sigma_squared["bias"].sum()
+    found = torch.stack(draws)
+    assert abs(found.mean() - expected) < 4 * found.std() / len(found) ** 0.5
+
+
+def test_a_score_that_is_inherited_beside_another_log_prob_is_no_score_of_it():
+    bnn, y = _bnn("a log_prob of its own")
+    for asked in (
+        lambda: varlap.fisher_diagonal(bnn, (X, y)),
+        lambda: varlap.VL(4, curvature=varlap.ExactFisher())(bnn, X, y),
+        lambda: varlap.VL(4, curvature=varlap.Fisher(gradient="whole"))(bnn, X, y),
+    ):
+        with pytest.raises(varlap.errors.ConfigError, match="StudentT has no `score`"):
+            asked()
+    assert set(varlap.fisher_diagonal(bnn, (X, y), labels="sampled")) == {"weight", "bias"}
 
 
 def test_what_the_caller_gave_stays():

@@ -104,6 +104,16 @@ def test_shared_parameter_counts_once():
     torch.testing.assert_close(bnn.kl(), alone[0].kl() + alone[1].kl())
 
 
+@pytest.mark.parametrize("select", [None, "noise"])
+def test_a_noise_that_is_a_weight_of_the_network_is_no_bayesian_one(select):
+    network, likelihood = nn.Linear(4, 1), varlap.Gaussian()
+    network.register_parameter("noise", likelihood.log_noise)
+    with pytest.raises(ConfigError, match=r"'noise' is the likelihood's too.*select=lambda name.*name != 'noise'"):
+        varlap.BNN(network, likelihood, select=select)
+    bnn = varlap.BNN(network, likelihood, select=lambda name, parameter: name != "noise")
+    assert list(bnn.point_estimates()) == ["network.noise"]
+
+
 def test_several_dtypes_in_one_network_are_trained_together():
     class Mixed(nn.Module):
         def __init__(self):
@@ -134,6 +144,17 @@ def test_several_dtypes_in_one_network_are_trained_together():
         assert {t.dtype for t in bnn.network.brain.parameters()} == {torch.bfloat16}
     with bnn.sample(generator()):
         assert bnn(batch()[0]).shape == (6, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_prior_of_many_means_in_half_precision_is_summed_in_single(dtype):
+    network = nn.Linear(400, 400).to(dtype)
+    bnn = varlap.BNN(network, prior=varlap.OneScalePrior(1.0))
+    with torch.no_grad():
+        network.weight.fill_(1.0)
+        network.bias.zero_()
+    terms = varlap.MAP(num_data=10)(bnn, torch.zeros(4, 400, dtype=dtype), torch.arange(4))
+    assert terms.kl.item() == 160_000 / 2 / 10
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 import varlap
 from varlap.errors import ConfigError
@@ -118,6 +119,15 @@ def test_fan_in_of_a_convolution_is_the_counted_number_of_products(module):
     assert fan_ins(module)["weight"] == pytest.approx(counted, rel=1e-12)
     bnn = varlap.BNN(module, "gaussian")
     assert bnn.prior_scale["weight"].item() ** 2 == pytest.approx(2 / counted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "fan_in"), [(nn.Embedding(7, 4), 1), (nn.ConvTranspose2d(4, 6, 4, stride=2), 16), (nn.Linear(5, 3), 5)]
+)
+def test_a_parametrised_weight_has_the_fan_in_of_its_place(module, fan_in):
+    network = nn.ModuleDict({"inner": spectral_norm(module)})
+    assert fan_ins(network)["inner.parametrizations.weight.original"] == fan_in
+    assert fan_ins(network["inner"])["parametrizations.weight.original"] == fan_in
 
 
 def test_shared_weight_has_the_fan_in_of_the_first_place_that_holds_it():

@@ -373,6 +373,21 @@ def test_one_output_without_a_dimension_of_its_own_has_a_closed_form():
     assert_close(found.log_prob(y), exact.log_prob(y))
 
 
+class TwoSided(varlap.Gaussian):
+    """Targets around the outputs by a Laplace distribution, which a Gaussian's formula is not about."""
+
+    def log_prob(self, outputs, targets):
+        return distributions.Laplace(outputs, self.log_noise.exp()).log_prob(targets).sum(1)
+
+
+def test_a_closed_form_that_is_inherited_beside_another_log_prob_is_not_taken():
+    bnn, x, y = varlap.BNN(nn.Linear(4, 2), TwoSided()).double(), draw(3, 4), draw(3, 2, seed=1)
+    mean, covariance = output_gaussian(bnn, Inputs(bnn, x, None))
+    values = [bnn.likelihood.log_prob(outputs, y) for outputs in drawn_outputs(mean, covariance, 100, seed=0)]
+    expected = torch.stack(values).logsumexp(0) - math.log(100)
+    assert_close(bnn.predict(x, how="linearised", closed_form=True).log_prob(y), expected)
+
+
 def test_what_has_no_closed_form_says_so(monkeypatch):
     x = torch.zeros(4, 2)
     coupled = varlap.BNN(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False)))

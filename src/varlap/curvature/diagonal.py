@@ -15,7 +15,7 @@ from varlap.curvature.over_items import over_items
 from varlap.curvature.protocol import Pass, forward, mean_gradients
 from varlap.data import as_batches
 from varlap.errors import ConfigError, NetworkError
-from varlap.likelihoods.protocol import normal_like, one_tensor
+from varlap.likelihoods.protocol import normal_like, of_log_prob, one_tensor
 from varlap.posterior.batch import checked_batch, require_divisible
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
@@ -108,7 +108,7 @@ def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -
     """Yield cotangents u of the outputs whose squares sum to the Fisher, one row for each item."""
     instead = ", or use hessian_diagonal (laplace: curvature='hessian')"
     outputs = one_tensor(part.outputs, "fisher_diagonal", instead).detach()
-    if labels == "sampled" and not hasattr(bnn.likelihood, "score"):
+    if labels == "sampled" and of_log_prob(bnn.likelihood, "score") is None:
         with torch.enable_grad():
             outputs.requires_grad_(True)
             drawn = part.drawn_targets(bnn, generator)

@@ -19,7 +19,7 @@ from varlap.curvature.protocol import (
     weight_of_every,
 )
 from varlap.errors import ConfigError
-from varlap.likelihoods.protocol import is_canonical, normal_like, one_tensor
+from varlap.likelihoods.protocol import normal_like, of_log_prob, one_tensor
 from varlap.posterior.batch import Batch, is_divisible
 from varlap.posterior.bnn import BNN
 from varlap.streams import Streams, draw
@@ -156,13 +156,7 @@ def quiet_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, creat
     not depend on the label, its product with σ² Jᵀu has mean zero, since u has, and only adds noise. That of Jᵀ is
     all that counts.
     """
-    means = {id(mean) for mean in bnn.means().values()}
-    own = bnn.likelihood.parameters() if isinstance(bnn.likelihood, nn.Module) else ()
-    if (
-        not is_canonical(bnn.likelihood)
-        or not isinstance(part.outputs, Tensor)
-        or any(id(parameter) in means for parameter in own)  # a weight that enters beside the outputs
-    ):
+    if of_log_prob(bnn.likelihood, "canonical") is not True or not isinstance(part.outputs, Tensor):
         return drawn_label_gradient(bnn, part, generator, create_graph)
     check_differentiable(part.outputs)
     outputs = part.outputs.detach().requires_grad_()
@@ -201,7 +195,7 @@ def _weighted_sum(bnn: BNN, part: Pass, labels: Tensor) -> Tensor:
 
 def require_score(bnn: BNN) -> Callable[..., Tensor]:
     """Return the likelihood's `score`, or say what needs it."""
-    score_fn = getattr(bnn.likelihood, "score", None)
+    score_fn = of_log_prob(bnn.likelihood, "score")
     if score_fn is None:
         raise ConfigError(
             f"the likelihood {type(bnn.likelihood).__name__} has no `score`, which the whole gradient and the exact "

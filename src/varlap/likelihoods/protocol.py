@@ -24,13 +24,16 @@ class Likelihood(Protocol):
       shaped like the outputs), whose covariance is the Fisher information of the outputs. It makes the
       whole gradient and the exact Fisher available.
     - `canonical`: True where ∂² log p/∂outputs² does not depend on the targets, as for logits or a Gaussian's mean.
-      `Fisher(gradient="quiet")` then has less noise. A subclass with a `log_prob` of its own must say it again.
+      `Fisher(gradient="quiet")` then has less noise.
     - `check(outputs, targets)`: raise `BatchError` for targets that cannot be right.
     - `predict_from_gaussian(mean, covariance)`: the `Prediction` where the outputs of each item are Gaussian with this
       mean, shaped like outputs, and covariance [S, D, D] of its D flattened outputs; for linearised prediction
       in closed form. If it sets no `outputs` by which `log_prob` could be computed, draws of the outputs serve
       that; without the method they serve for all.
     - `tempered(outputs, temperature)`: the outputs with their logits divided by a temperature.
+
+    A subclass with a `log_prob` of its own does not inherit `score`, `canonical` and `predict_from_gaussian`, which are
+    about another one: where they hold for it too it must say so, as by `score = varlap.Gaussian.score`.
 
     >>> class Exponential:
     ...     def log_prob(self, outputs, targets):
@@ -56,20 +59,22 @@ class Likelihood(Protocol):
         ...
 
 
-def is_canonical(likelihood: Any) -> bool:
-    """Whether a likelihood says `canonical` of its `log_prob`; one that inherits the word with another one does not.
+def of_log_prob(likelihood: Any, name: str) -> Any:
+    """Return what a likelihood says of its own `log_prob`, or None: what it inherits is about that of another.
 
-    >>> from varlap import Bernoulli, Heteroscedastic
+    >>> from varlap import Bernoulli
     >>> class Probit(Bernoulli):
     ...     def log_prob(self, outputs, targets):
     ...         return torch.special.log_ndtr(outputs * (2 * targets - 1)).sum(1)
-    >>> is_canonical(Bernoulli()), is_canonical(Heteroscedastic()), is_canonical(Probit())
-    (True, False, False)
+    >>> of_log_prob(Bernoulli(), "canonical"), of_log_prob(Probit(), "canonical")
+    (True, None)
     """
-    kinds = type(likelihood).__mro__
-    own = "canonical" in getattr(likelihood, "__dict__", {})
-    definer = next((kind for kind in kinds if {"canonical", "log_prob"} & vars(kind).keys()), None)
-    return getattr(likelihood, "canonical", False) is True and (own or "canonical" in vars(definer))
+    for holder in (getattr(likelihood, "__dict__", {}), *map(vars, type(likelihood).__mro__)):
+        if name in holder:
+            return getattr(likelihood, name)
+        if "log_prob" in holder:
+            return None
+    return getattr(likelihood, name, None)  # handed on by `__getattr__`
 
 
 def variances_of(covariance: Tensor, mean: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from varlap.curvature import DEFAULT, DEFAULT_FOR_NUMBERS, Curvature, Hessian
 from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError, warn
 from varlap.likelihoods import Bernoulli, Categorical
+from varlap.likelihoods.protocol import of_log_prob
 from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered, without_curvature
 from varlap.objectives.kinks import warn_about_kinks
 from varlap.objectives.map import mean_data_term
@@ -105,7 +106,8 @@ class VL(Objective):
     def prepare_for(self, bnn: BNN) -> None:
         """Choose the curvature by the likelihood of the first network, where the caller has left it open."""
         if self.curvature is self._stand_in:
-            held = isinstance(bnn.likelihood, Bernoulli | Categorical) or not hasattr(bnn.likelihood, "score")
+            labels = isinstance(bnn.likelihood, Bernoulli | Categorical)
+            held = labels or of_log_prob(bnn.likelihood, "score") is None
             self.curvature = DEFAULT if held else DEFAULT_FOR_NUMBERS
         self._fisher.decay = self._gradient.decay = self.curvature.memory  # also of one that was assigned
 

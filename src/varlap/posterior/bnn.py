@@ -75,9 +75,9 @@ class BNN(nn.Module):
             raise ConfigError(f"prior {prior!r} does not follow varlap.Prior; use for example varlap.FanInPrior()")
         if variances not in ("per-weight", "one"):
             raise ConfigError(f"variances={variances!r}: choose 'per-weight' or 'one'")
-        weights = select_weights(network, select)
         self.network = network
         self.likelihood = choose_likelihood(likelihood)
+        weights = select_weights(network, select, self.likelihood)
         if isinstance(self.likelihood, nn.Module):  # one given by name takes the network's dtype too
             self.likelihood.to(weights[0].value if isinstance(likelihood, str) else weights[0].value.device)
         self.prior = prior

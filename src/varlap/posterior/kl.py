@@ -1,5 +1,6 @@
 """The KL divergence between posterior and prior, Eq. 12, and its gradients, in closed form."""
 
+import torch
 from torch import Tensor
 
 
@@ -20,7 +21,8 @@ def kl_divergence(mean: Tensor, log_sigma: Tensor, prior_mean: Tensor | float, p
 
 def quadratic_part(mean: Tensor, prior_mean: Tensor | float, prior_scale: Tensor) -> Tensor:
     """Return the part of Eq. 12 that the mean alone enters, Σ ½ (μ − m)²/s²: −log P(μ) of Eq. 6 up to a constant."""
-    return 0.5 * ((mean - prior_mean) / prior_scale).square().sum()
+    shrunk = ((mean - prior_mean) / prior_scale).square()
+    return 0.5 * shrunk.sum(dtype=torch.promote_types(shrunk.dtype, torch.float32))  # in half it overflows
 
 
 def kl_gradient_in_mean(mean: Tensor, prior_mean: Tensor | float, prior_scale: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from varlap.errors import ConfigError
 
@@ -70,7 +71,9 @@ def weights_of(network: nn.Module) -> Iterator[Weight]:
     named = dict(network.named_parameters())
     for name, value in named.items():
         path, _, attribute = name.rpartition(".")
-        yield Weight(name, value, network.get_submodule(path), attribute)
+        if attribute == "original" and isinstance(network.get_submodule(path), ParametrizationList):
+            path, _, attribute = path.rpartition("parametrizations.")  # it is used in the place of what is made of it
+        yield Weight(name, value, network.get_submodule(path.removesuffix(".")), attribute)
 
 
 @runtime_checkable

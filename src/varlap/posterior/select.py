@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,8 +12,10 @@ from varlap.posterior.prior import Weight, weights_of
 Select = str | Iterable[str] | Callable[[str, Tensor], bool]
 
 
-def select_weights(network: nn.Module, select: Select | None) -> list[Weight]:
+def select_weights(network: nn.Module, select: Select | None, likelihood: Any = None) -> list[Weight]:
     """Return the weights chosen by name patterns or a function; by default all that require a gradient.
+
+    A parameter that the likelihood holds too is none: no draw of the network's weights would reach it there.
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     >>> [weight.name for weight in select_weights(network, "1.*")]
@@ -31,7 +34,13 @@ def select_weights(network: nn.Module, select: Select | None) -> list[Weight]:
             + ("no parameter of the network requires a gradient" if select is None else "select chose none")
             + "; call requires_grad_(True) on some, or pass select='head.*' with names of network.named_parameters()"
         )
+    of_likelihood = {id(p) for p in likelihood.parameters()} if isinstance(likelihood, nn.Module) else set()
     for weight in chosen:
+        if id(weight.value) in of_likelihood:
+            raise ConfigError(
+                f"parameter {weight.name!r} is the likelihood's too, whose parameters are point estimates; leave it "
+                f"out with select=lambda name, parameter: name != {weight.name!r}"
+            )
         if not weight.value.is_floating_point():
             raise NetworkError(
                 f"parameter {weight.name!r} has dtype {weight.value.dtype}, but a Gaussian posterior needs real "

@@ -13,6 +13,7 @@ from varlap.curvature.fisher import couples_items
 from varlap.curvature.over_items import over_items
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods import Likelihood, Prediction
+from varlap.likelihoods.protocol import of_log_prob
 from varlap.posterior import BNN
 from varlap.posterior.installed import installed
 from varlap.predict.average import average
@@ -62,7 +63,7 @@ def closed_form(likelihood: Likelihood, mean: Tensor, covariance: Tensor, seed: 
     tensor([[4.]])
     """
     averaged = average(likelihood, drawn_outputs(mean, covariance, NUM_OUTPUT_DRAWS, seed))
-    predict_fn = getattr(likelihood, "predict_from_gaussian", None)
+    predict_fn = of_log_prob(likelihood, "predict_from_gaussian")
     if predict_fn is None:
         return averaged
     prediction: Prediction = predict_fn(mean, covariance)
