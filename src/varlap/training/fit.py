@@ -129,7 +129,7 @@ def fit(
             objective=objective,
             source=source,
             settings=chosen,
-            optimizer=make_optimizer(bnn, chosen, fused=bnn.device.type == "cuda"),
+            optimizer=make_optimizer(bnn, chosen),
             out=out,
             folder=folder,
             world=world,

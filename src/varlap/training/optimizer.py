@@ -10,14 +10,15 @@ from varlap.errors import ConfigError, NetworkError
 from varlap.posterior import BNN
 from varlap.training.settings import ADAM_LR, SGD_LR, SGD_MOMENTUM, FitSettings
 
-FUSED_OPTIONS = {"Adam": ("fused", "capturable"), "AdamW": ("fused", "capturable")}
+FUSED_ON = ("cuda", "cpu")  # a fused step updates all weights by one kernel, and skips by itself what is not sound
+FUSED = ("Adam", "AdamW")
 
 
 def adam(bnn: BNN, lr: float = ADAM_LR, log_sigma_lr_multiplier: float = 10.0, **options: Any) -> torch.optim.Adam:
     """Return Adam over the means at `lr` and over log σ at a multiple of it (paper, section 5.1).
 
-    It is short for `torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)`, on CUDA with
-    `fused=True` unless you say otherwise.
+    It is short for `torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)`, on CUDA and on
+    a CPU with `fused=True` unless you say otherwise.
 
     >>> optimizer = adam(BNN(torch.nn.Linear(2, 1)), lr=1e-4)
     >>> [group["lr"] for group in optimizer.param_groups]
@@ -29,7 +30,7 @@ def adam(bnn: BNN, lr: float = ADAM_LR, log_sigma_lr_multiplier: float = 10.0, *
             f"adam(weight_decay={options['weight_decay']}): the prior is the weight decay, and a second one would "
             "count twice; set its strength by beta, or by BNN(prior=varlap.FanInPrior(gain=...))"
         )
-    if bnn.device.type == "cuda" and not options.keys() & {"fused", "foreach"}:
+    if bnn.device.type in FUSED_ON and not options.keys() & {"fused", "foreach", "differentiable"}:
         options["fused"] = True
     return torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)
 
@@ -52,7 +53,7 @@ def sgd(
             `fit(lr=0.2, warmup_epochs=..., clip_norm=1.0)` at batches of 256.
         momentum: of the means; 0 is plain SGD.
         log_sigma_lr: Adam's, for log σ.
-        fused: whether both are torch's fused ones; by default on CUDA.
+        fused: whether both are torch's fused ones; by default on CUDA and on a CPU.
 
     >>> optimizer = sgd(BNN(torch.nn.Linear(2, 1)), lr=0.1)
     >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
@@ -65,8 +66,8 @@ def sgd(
     if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise ConfigError(f"sgd(momentum={momentum!r}) must be in [0, 1); 0.9 is usual, 0 is plain SGD")
     means, log_sigma = bnn.parameter_groups(lr, log_sigma_lr / lr)
-    on_cuda = bnn.device.type == "cuda"
-    return SGD(means, log_sigma, momentum=momentum, fused=on_cuda if fused is None else fused)
+    log_sigma["capturable"] = bnn.device.type == "cuda"
+    return SGD(means, log_sigma, momentum=momentum, fused=bnn.device.type in FUSED_ON if fused is None else fused)
 
 
 class SGD(torch.optim.Optimizer):
@@ -86,7 +87,7 @@ class SGD(torch.optim.Optimizer):
     def __init__(self, means: dict[str, Any], log_sigma: dict[str, Any], *, momentum: float, fused: bool) -> None:
         self._halves: tuple[torch.optim.Optimizer, ...] = ()
         usual = {"lr": means["lr"], "momentum": momentum, "nesterov": momentum > 0, "fused": fused or None}
-        super().__init__([means, log_sigma | {"capturable": fused}], usual)
+        super().__init__([means, log_sigma], usual)
         self._halve()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -128,8 +129,8 @@ class SGD(torch.optim.Optimizer):
         self._step_supports_amp_scaling = bool(means["fused"])  # a gradient scaler leaves it to them to skip a step
 
 
-def make_optimizer(bnn: BNN, settings: FitSettings, *, fused: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer that the settings name; `fused` where torch can.
+def make_optimizer(bnn: BNN, settings: FitSettings) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings name, a fused one where torch has it.
 
     >>> type(make_optimizer(BNN(torch.nn.Linear(2, 1)), FitSettings(epochs=1, optimizer="SGD"))).__name__
     'SGD'
@@ -138,8 +139,9 @@ def make_optimizer(bnn: BNN, settings: FitSettings, *, fused: bool = False) -> t
     assert lr is not None
     assert momentum is not None
     if settings.optimizer == "SGD":
-        return sgd(bnn, lr, momentum, settings.log_sigma_lr_multiplier * ADAM_LR, fused)
-    options = dict.fromkeys(FUSED_OPTIONS.get(settings.optimizer, ()), True) if fused else {}
+        return sgd(bnn, lr, momentum, settings.log_sigma_lr_multiplier * ADAM_LR)
+    fused, on_cuda = settings.optimizer in FUSED and bnn.device.type in FUSED_ON, bnn.device.type == "cuda"
+    options = {"fused": True, "capturable": on_cuda} if fused else {}
     kind = getattr(torch.optim, settings.optimizer)
     return kind(bnn.parameter_groups(lr, settings.log_sigma_lr_multiplier), **options)
 
