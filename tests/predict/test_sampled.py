@@ -162,7 +162,7 @@ def test_a_posterior_as_wide_as_the_prior_warns_and_its_samples_are_harmful():
     message = (
         r"weight samples of this posterior are likely to predict far worse than the mean network: a draw adds [\d.]+ "
         r"times the sum of squares of the mean weights \(limit 0.8\), as happens where weights × beta / data is large; "
-        r"use how='linearised', or how='mean' for the best NLL"
+        r"use how='linearised', with batch norm after varlap.laplace\(bnn, data, beta\), or how='mean' for the best NLL"
     )
     with pytest.warns(VarlapWarning, match=message):
         sampled = nll(bnn, x, y, "sampled")

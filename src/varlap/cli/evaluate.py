@@ -46,7 +46,10 @@ def evaluate(
         int, typer.Option(min=0, help="sets of items drawn for intervals; 1000 is usual, 0 for none")
     ] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="images at a time")] = 512,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="images at a time; else 512, or 128 for draws on a CPU"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:

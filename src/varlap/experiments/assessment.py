@@ -15,7 +15,7 @@ from varlap.likelihoods import Prediction
 from varlap.metrics import Scores
 from varlap.metrics.accumulator import uncertainties
 from varlap.metrics.bootstrap import checked_bootstrap
-from varlap.metrics.evaluate import outside_predictions, predictions, predictor
+from varlap.metrics.evaluate import items_at_once, outside_predictions, predictions, predictor
 from varlap.metrics.rows import IGNORED_LABEL
 from varlap.plot import sigma_over_s, travelling_variances
 from varlap.posterior import BNN
@@ -40,7 +40,7 @@ def assess(
     ood: Any = None,
     images: Tensor | None = None,
     bootstrap: int = 0,
-    batch_size: int = 512,
+    batch_size: int | None = None,
     seconds: float | None = None,
 ) -> Evaluated:
     """Predict each batch once; return the scores that `varlap.evaluate` gives, and the predictions themselves.
@@ -64,6 +64,7 @@ def assess(
     checked_bootstrap("assess", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature)
     scores = Scores(bootstrap=bootstrap, seed=seed, trusted=True)
+    batch_size = items_at_once(bnn, how) if batch_size is None else batch_size
     inside: list[dict[str, Tensor]] = []
     outside: list[dict[str, Tensor]] = []
     num_draws = None

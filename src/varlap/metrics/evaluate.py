@@ -33,7 +33,7 @@ def evaluate(
     only: Iterable[str] | None = None,
     bootstrap: int = 0,
     level: float = 0.95,
-    batch_size: int = 512,
+    batch_size: int | None = None,
 ) -> dict[str, float]:
     """Return the scores of a network's predictions, in nats where they have a unit.
 
@@ -63,7 +63,7 @@ def evaluate(
         bootstrap: how often to draw the items anew for intervals `NAME_low` and `NAME_high`; 1000 is usual, 20 the
             least, 0 for none.
         level: of the predictive intervals that `coverage` and `width` judge, and of the bootstrap's.
-        batch_size: items in a batch.
+        batch_size: items in a batch; by default 512, or 128 on a CPU where weights are drawn.
 
     >>> from torch import nn
     >>> scores = evaluate(BNN(nn.Linear(2, 3)), (torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])))
@@ -73,6 +73,7 @@ def evaluate(
     checked_bootstrap("evaluate", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature, closed_form)
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
+    batch_size = items_at_once(bnn, how) if batch_size is None else batch_size
     for y, prediction in predictions(bnn, data, batch_size, predict_fn):
         scores.add(prediction, y)
     if ood is not None:
@@ -82,6 +83,15 @@ def evaluate(
 
 
 PredictFn = Callable[[Any], Prediction]
+
+
+def items_at_once(bnn: BNN, how: How) -> int:
+    """Return the usual size of a batch: on a CPU larger ones are slower where weights are drawn, and take gigabytes.
+
+    >>> items_at_once(BNN(torch.nn.Linear(2, 3)), "mean"), items_at_once(BNN(torch.nn.Linear(2, 3)), "linearised")
+    (512, 128)
+    """
+    return 128 if how != "mean" and bnn.device.type == "cpu" else 512
 
 
 def predictor(

@@ -9,7 +9,7 @@ import torch
 from varlap import tree
 from varlap.errors import BatchError, warn
 from varlap.likelihoods.prediction import Prediction
-from varlap.metrics.evaluate import predictions, predictor
+from varlap.metrics.evaluate import items_at_once, predictions, predictor
 from varlap.posterior import BNN
 from varlap.predict import How
 from varlap.predict.dispatch import require_tempered
@@ -27,7 +27,7 @@ def fit_temperature(
     *,
     num_samples: int | None = None,
     seed: int = 0,
-    batch_size: int = 512,
+    batch_size: int | None = None,
 ) -> float:
     """Return the temperature T between 0.01 and 100 that minimises the NLL of held-out data, for a way of predicting.
 
@@ -40,7 +40,7 @@ def fit_temperature(
         how: as in `bnn.predict`; fit for the way in which you will predict.
         num_samples: as in `bnn.predict`.
         seed: as in `bnn.predict`: the same seed means the same draws.
-        batch_size: inputs at a time.
+        batch_size: inputs at a time; by default as in `varlap.evaluate`.
 
     >>> from torch import nn
     >>> bnn = BNN(nn.Linear(1, 2, bias=False))
@@ -51,6 +51,7 @@ def fit_temperature(
     """
     tempered_fn = require_tempered(bnn)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature=1.0)
+    batch_size = items_at_once(bnn, how) if batch_size is None else batch_size
     targets: list[Any] = []
     parts: list[Prediction] = []
     for y, prediction in predictions(bnn, held_out, batch_size, predict_fn):

@@ -49,7 +49,8 @@ def warn_of_collapse(bnn: BNN) -> None:
         warn(
             "weight samples of this posterior are likely to predict far worse than the mean network: a draw adds "
             f"{noise:.2g} times the sum of squares of the mean weights (limit {MOST_RELATIVE_NOISE}), as happens where "
-            "weights × beta / data is large; use how='linearised', or how='mean' for the best NLL"
+            "weights × beta / data is large; use how='linearised', with batch norm after varlap.laplace(bnn, data, "
+            "beta), or how='mean' for the best NLL"
         )
 
 
