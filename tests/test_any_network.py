@@ -480,7 +480,7 @@ def test_smooth_removes_the_warning_and_trains():
     bnn, objective = varlap.BNN(network), varlap.VL(num_data=60)
     x, y = draw(S, 4), torch.arange(S) % K
     assert caught_warnings(lambda: objective(bnn, x, y)) == []
-    assert isinstance(network[1], nn.Softplus)
+    assert isinstance(network[1], nn.SiLU)
 
 
 def test_looking_for_kinks_leaves_no_trace():

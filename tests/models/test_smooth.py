@@ -14,8 +14,8 @@ from varlap.models import find_kinks, smooth
 from varlap.models.smooth import ScaledTanh, SmoothLeakyReLU, SmoothPReLU, SmoothSELU
 
 SWAPS = [
-    (nn.ReLU(), nn.Softplus),
-    (nn.ReLU(inplace=True), nn.Softplus),
+    (nn.ReLU(), nn.SiLU),
+    (nn.ReLU(inplace=True), nn.SiLU),
     (nn.ReLU6(), ScaledTanh),
     (nn.Hardtanh(-2.0, 1.0), ScaledTanh),
     (nn.LeakyReLU(0.2), SmoothLeakyReLU),
@@ -76,19 +76,19 @@ def test_smooth_form_keeps_the_mode(old, kind, training):
 def test_swap_is_in_place_and_returns_the_network():
     network = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"act": nn.ReLU()}))
     assert smooth(network) is network
-    assert isinstance(network[1]["act"], nn.Softplus)
+    assert isinstance(network[1]["act"], nn.SiLU)
     assert find_kinks(network) == []
 
 
 def test_root_that_is_an_activation_gives_a_new_root():
-    assert isinstance(smooth(nn.ReLU()), nn.Softplus)
+    assert isinstance(smooth(nn.ReLU()), nn.SiLU)
 
 
 def test_module_shared_by_several_places_stays_shared():
     shared = nn.ReLU()
     network = nn.Sequential(shared, nn.Sequential(nn.Linear(2, 2), shared), shared)
     smooth(network)
-    assert isinstance(network[0], nn.Softplus)
+    assert isinstance(network[0], nn.SiLU)
     assert network[0] is network[1][1] is network[2]
 
 
@@ -144,8 +144,8 @@ def test_transformer_with_gelu_keeps_its_fused_path():
 
 
 def test_transformer_decoder_layer_is_smoothed():
-    layer = smooth(nn.TransformerDecoderLayer(8, 2, 16))
-    assert layer.activation is F.softplus
+    layer = smooth(nn.TransformerDecoderLayer(8, 2, 16), activation=nn.GELU)
+    assert isinstance(layer.activation, nn.GELU)
 
 
 class Odd(nn.ReLU):
@@ -174,7 +174,7 @@ def test_module_without_smooth_form_is_left_and_named(module):
     message = f"smooth left these as they are: {type(module).__name__} at 1. VL loses their curvature; write an"
     with pytest.warns(VarlapWarning, match=message):
         smooth(network)
-    assert isinstance(network[0], nn.Softplus)
+    assert isinstance(network[0], nn.SiLU)
     assert network[1] is module
 
 
@@ -204,6 +204,6 @@ def test_smooth_network_survives_a_copy_and_a_second_smoothing():
 
 
 def test_another_activation_may_stand_for_relu():
-    network = smooth(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LeakyReLU()), activation=nn.SiLU)
-    assert isinstance(network[1], nn.SiLU)
+    network = smooth(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LeakyReLU()), activation=nn.Softplus)
+    assert isinstance(network[1], nn.Softplus)
     assert isinstance(network[2], SmoothLeakyReLU)

@@ -251,9 +251,9 @@ def test_an_activation_of_another_kind_is_named(tmp_path):
         return nn.Sequential(nn.Linear(2, 3), activation, nn.Linear(3, 1))
 
     save(varlap.BNN(varlap.smooth(network(nn.ReLU())), "gaussian"), tmp_path / "model")
-    with pytest.warns(VarlapWarning, match=r"saved from a network with other modules: 1 was Softplus, here it is ReLU"):
+    with pytest.warns(VarlapWarning, match=r"saved from a network with other modules: 1 was SiLU, here it is ReLU"):
         load(tmp_path / "model", network(nn.ReLU()))
-    load(tmp_path / "model", network(nn.Softplus()))  # as it was: nothing is said, which the settings of pytest check
+    load(tmp_path / "model", network(nn.SiLU()))  # as it was: nothing is said, which the settings of pytest check
 
 
 def test_a_network_that_changes_what_it_loads_is_found_out(tmp_path):

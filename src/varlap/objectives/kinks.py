@@ -24,5 +24,5 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
         warn(
             f"{type(objective).__name__} needs second derivatives, and the network has activations without one: "
             f"{places}{more}. The means' gradient then loses the activations' curvature (variances are unaffected). "
-            "Swap modules by network = varlap.smooth(network); write functional calls as F.softplus, F.silu or F.gelu"
+            "Swap modules by network = varlap.smooth(network); write functional calls as F.silu, F.gelu or F.softplus"
         )
