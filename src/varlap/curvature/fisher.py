@@ -72,7 +72,7 @@ class Fisher:
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
-        gradient: "held" differentiates with the drawn labels held fixed, as the paper does; "quiet" has the same
+        gradient: "held" differentiates with the drawn labels as constants, as we read the paper; "quiet" has the same
             expectation and far less noise, since it leaves out a part whose mean is zero (where the likelihood is
             `canonical` and the outputs are one tensor; else it is "held"); "whole" also counts how the labels'
             distribution moves with the weights, the true gradient of the Fisher term (it needs a likelihood with a

@@ -87,9 +87,9 @@ def travelling_variances(
 ) -> "Axes":
     """Draw each log σ against its optimum, and how far the optimizer can still take it (paper, section 5.1).
 
-    On the diagonal the variances have converged. Adam moves a log σ by at most its learning rate a step, so weights
-    outside the shaded band will not arrive: training stops early for them. Both axes are relative to the prior, so that
-    all layers start on one line, at −3. Of more than 5,000 weights some are chosen at random, always the same.
+    On the diagonal the variances have converged. Adam moves a log σ by about its learning rate a step at most, so
+    weights outside the shaded band will not arrive: training stops early for them. Both axes are relative to the prior,
+    so that all layers start on one line, at −3. Of more than 5,000 weights some are chosen at random, always the same.
 
     Args:
         bnn: the network with its posterior.

@@ -50,8 +50,8 @@ def variance_gap(
 ) -> VarianceGap:
     """Compare each log σ with its optimum for a curvature f per datum (`varlap.fisher_diagonal` gives one).
 
-    Adam moves a parameter by at most its learning rate a step (Eq. 32), so it can still go `steps_left` times that,
-    or the sum over a schedule if `log_sigma_lr` is a sequence.
+    Adam moves a parameter by about its learning rate a step at most (Eq. 32), so it can still go `steps_left` times
+    that, or the sum over a schedule if `log_sigma_lr` is a sequence.
 
     >>> import torch, varlap
     >>> bnn = varlap.BNN(torch.nn.Linear(2, 1), likelihood="gaussian")
