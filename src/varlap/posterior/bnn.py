@@ -305,7 +305,7 @@ class BNN(nn.Module):
     # -- for optimizers -----------------------------------------------------------------------------------------
 
     def parameter_groups(self, lr: float, log_sigma_lr_multiplier: float = 10.0) -> list[dict[str, Any]]:
-        """Return parameter groups for any optimizer of torch: means and point estimates at `lr`, log σ faster.
+        """Return parameter groups for an adaptive optimizer of torch: means and point estimates at `lr`, log σ faster.
 
         Weight decay is 0 in both: the prior is the weight decay, and log σ must not decay to 0.
 
