@@ -111,7 +111,14 @@ class BNN(nn.Module):
         ['weight']
         """
         parameters = dict(self.network.named_parameters())
-        return {name: parameters[name] for name in self.log_sigma}
+        try:
+            return {name: parameters[name] for name in self.log_sigma}
+        except KeyError as missing:
+            raise NetworkError(
+                f"bnn.network has no parameter {missing}, whose variances are here: it was changed after it "
+                "was wrapped; put the old one back (after torch.compile, bnn.network = bnn.network._orig_mod: varlap "
+                "compiles the whole step itself), or wrap the new one: varlap.BNN(network)"
+            ) from None
 
     def point_estimates(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters that are not Bayesian, the likelihood's own among them."""
