@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 import subprocess
 import sys
 
@@ -53,6 +54,17 @@ def test_beta_that_is_no_temperature_is_refused(objective, beta):
     with pytest.raises(
         ConfigError, match=rf"{objective.__name__}\(beta={beta}\) must be finite and not negative; 1 is Bayes"
     ):
+        objective(num_data=10, beta=beta)
+
+
+@by_objective
+@pytest.mark.parametrize("beta", ["0.01", None, torch.tensor(0.01)], ids=str)
+def test_beta_that_is_no_number_is_refused(objective, beta):
+    name = objective.__name__
+    message = (
+        rf"{name}\(beta={re.escape(repr(beta))}\) must be a number, such as 0\.01; of a string or .* float\(beta\)"
+    )
+    with pytest.raises(ConfigError, match=message):
         objective(num_data=10, beta=beta)
 
 
@@ -127,6 +139,19 @@ def compiled_in_place():
     compiled = nn.Linear(2, 2)
     compiled.compile(backend="eager")
     return compiled
+
+
+def test_a_network_that_was_compiled_after_it_was_wrapped_is_refused_with_the_way_back():
+    bnn = varlap.BNN(network())
+    bnn.network = torch.compile(bnn.network, backend="eager")
+    message = (
+        r"no parameter '0\.weight', whose variances are here: .*bnn\.network = bnn\.network\._orig_mod.*varlap\.BNN\("
+    )
+    for use in (lambda: varlap.VL(num_data=10)(bnn, *batch()), bnn.kl, lambda: varlap.adam(bnn)):
+        with pytest.raises(NetworkError, match=message):
+            use()
+    bnn.network = bnn.network._orig_mod
+    varlap.VL(num_data=10)(bnn, *batch())
 
 
 class ComplexWeight(nn.Module):

@@ -50,6 +50,14 @@ def test_outputs_without_a_class_dimension_are_refused():
         tries(bnn, *batch())
 
 
+@pytest.mark.parametrize(("positions", "fix"), [((5,), r"transpose\(1, 2\)"), ((5, 7), r"movedim\(-1, 1\)")])
+def test_classes_in_the_last_dimension_are_refused_with_what_moves_them(positions, fix):
+    bnn, tries = varlap.BNN(nn.Linear(4, 3)), varlap.VL(num_data=10)
+    message = rf"^the classes must be dimension 1 .* the targets are \(6, {positions[0]}.*return outputs\.{fix}$"
+    with refused(BatchError, message, bnn, tries):
+        tries(bnn, torch.zeros(6, *positions, 4), torch.zeros(6, *positions).long())
+
+
 def test_message_about_shapes_has_those_of_the_batch_that_was_passed():
     bnn, tries = varlap.BNN(nn.Linear(4, 3), "gaussian"), varlap.VL(num_data=10)
     with refused(BatchError, r"outputs' shape \(6, 3\), got \(6, 1\)", bnn, tries):
@@ -309,6 +317,18 @@ def test_bad_number_made_inside_the_network_names_step_and_tensor_and_moves_no_s
     tries(bnn, x, y)
     assert bnn.network.norm.num_batches_tracked == 2
     assert tries.num_calls == 2
+
+
+@by_objective
+def test_bad_number_of_weights_in_half_precision_is_laid_on_them(objective):
+    bnn, tries = varlap.BNN(nn.Linear(4, 3).half()), objective(num_data=10)
+    with torch.no_grad():
+        bnn.network.weight.fill_(60_000.0)
+    message = (
+        r"nothing was changed; the weights are float16, which .* keep them .*, network\.float\(\), and .*\.autocast"
+    )
+    with refused(NonFiniteError, message, bnn, tries):
+        tries(bnn, torch.ones(6, 4).half(), batch()[1])
 
 
 @by_objective

@@ -38,6 +38,22 @@ def test_stores_below_a_folder_of_runs_are_named_with_their_commands(runs: Path)
     assert CliRunner().invoke(app, ["report", str(runs / "vl"), "--json"]).stderr == ""
 
 
+@pytest.mark.filterwarnings("default::varlap.errors.VarlapWarning")
+def test_trained_runs_that_were_never_evaluated_are_named_with_their_command(tmp_path: Path):
+    for name in ("map", "vl", "the last"):
+        (tmp_path / name).mkdir()
+        for file in ("spec.json", "result.json"):  # what `varlap train` leaves behind
+            (tmp_path / name / file).write_text("{}")
+    Evaluated("VL", {"nll": 0.3}, {"data": "digits"}, {}).write(tmp_path / "vl" / "evaluations" / "mean")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == (
+        f"varlap: warning: runs below {tmp_path} were never evaluated, so they are not in the comparison: `varlap "
+        f"evaluate {tmp_path / 'map'}`, `varlap evaluate '{tmp_path / 'the last'}'`\n"
+    )
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "vl"), "--json"]).stderr == ""
+
+
 def test_a_page_from_python_names_them_too_and_a_name_with_a_space_can_be_pasted(runs: Path):
     (runs / "paper").rename(runs / "the paper")
     with pytest.warns(VarlapWarning, match="have pages of their own: `varlap report '.*/the paper'`"):

@@ -138,6 +138,7 @@ def test_bfloat16_is_that_of_fit(tmp_path: Path):
     assert theirs.log_sigma["0.weight"].dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore:SGD leaves log σ where it starts")
 def test_an_optimizer_and_schedule_of_ones_own_are_used(tmp_path: Path):
     bnn, rates = varlap.BNN(network()), []
 

@@ -115,12 +115,15 @@ def test_loss_adds_to_other_losses(name):
     assert_equal(collected(bnn), expected)
 
 
-def test_a_second_backward_of_a_retained_graph_doubles_the_gradients():
+def test_a_second_backward_doubles_the_gradients_of_a_retained_graph_and_is_refused_without():
     bnn, x, y = CASES[0].make()
     expected = gradients(bnn, OBJECTIVES["vl"](N, BETA), x, y, step=5)
     loss = OBJECTIVES["vl"](N, BETA)(bnn, x, y, step=5).loss
     loss.backward(retain_graph=True)
     loss.backward()
+    assert_equal(collected(bnn), {key: 2 * value for key, value in expected.items()})
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        loss.backward()
     assert_equal(collected(bnn), {key: 2 * value for key, value in expected.items()})
 
 

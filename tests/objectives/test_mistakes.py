@@ -101,7 +101,7 @@ def test_variances_that_no_optimizer_has_are_named(objective: Any):
 def test_variances_that_move_or_have_no_gradient_are_not(objective: Any, train: bool):
     bnn, loss = varlap.BNN(nn.Linear(4, 3)), objective()
     parameters = bnn.parameter_groups(1e-3) if train else bnn.network.parameters()
-    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(120):

@@ -171,6 +171,7 @@ def test_parameter_groups_hold_each_trainable_parameter_exactly_once(case):
     assert log_sigma["lr"] == pytest.approx(0.7)
 
 
+@pytest.mark.filterwarnings("ignore:SGD leaves log σ where it starts")
 @pytest.mark.parametrize(
     "make",
     [
@@ -213,16 +214,50 @@ def warnings_of_steps(bnns, optimizer, objective, num_steps=2):
     return [str(w.message) for w in caught if issubclass(w.category, VarlapWarning)]
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
-def test_one_learning_rate_for_all_parameters_warns_once(optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "instead"),
+    [
+        (
+            torch.optim.Adam,
+            "Adam(bnn.parameter_groups(lr=...)) or varlap.adam(bnn, lr=...), whose log σ learns 10 times faster",
+        ),
+        (torch.optim.SGD, "varlap.sgd(bnn, lr=...), whose log σ has Adam"),
+    ],
+)
+def test_one_learning_rate_for_all_parameters_warns_once(optimizer, instead):
     bnn = varlap.BNN(mlp())
     (message,) = warnings_of_steps([bnn], optimizer(bnn.parameters(), lr=1e-3), varlap.VL(num_data=60))
     name = optimizer.__name__
     assert message == (
         f"{name} trains log σ and the means at one learning rate, so the variances may not converge (paper, section "
-        f"5.1); use {name}(bnn.parameter_groups(lr=...)) or varlap.adam(bnn, lr=...), whose log σ learns 10 times "
-        "faster"
+        f"5.1); use {instead}"
     )
+
+
+def test_lbfgs_which_takes_no_groups_is_told_of_adam():
+    bnn, objective = varlap.BNN(mlp()), varlap.VL(num_data=60)
+    optimizer = torch.optim.LBFGS(bnn.parameters(), max_iter=1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = objective(bnn, *batch()).loss
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with pytest.warns(VarlapWarning, match=r"^LBFGS trains log σ and .*; use varlap\.adam\(bnn, lr=\.\.\.\), whose"):
+        optimizer.step(closure)
+
+
+def test_sgd_over_log_sigma_warns_once_and_sgd_of_the_library_does_not():
+    bnn, objective = varlap.BNN(mlp()), varlap.VL(num_data=60)
+    (message,) = warnings_of_steps([bnn], torch.optim.SGD(bnn.parameter_groups(lr=0.1)), objective)
+    assert message == (
+        "SGD leaves log σ where it starts, whatever suits the means: its gradient is of the size β/N; use "
+        "varlap.sgd(bnn, lr=...), whose log σ has Adam"
+    )
+    assert warnings_of_steps([bnn], varlap.sgd(bnn, lr=0.1), objective) == []
+    assert warnings_of_steps([bnn], torch.optim.SGD(bnn.network.parameters(), lr=0.1), objective) == []
 
 
 def test_warning_points_at_the_users_line():

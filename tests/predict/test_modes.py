@@ -350,6 +350,7 @@ def test_temperature_divides_the_logits_of_every_draw(name, mode):
         ({"batch_size": "all"}, r"predict\(batch_size='all'\) must be a whole number of items, or None for all"),
         ({"temperature": 0.0}, r"predict\(temperature=0.0\) must be a positive number; 1 changes nothing"),
         ({"temperature": math.nan}, r"predict\(temperature=nan\) must be a positive number"),
+        ({"temperature": "1.5"}, r"predict\(temperature='1\.5'\) must be a positive number"),
         (
             {"closed_form": True},
             r"predict\(how='mean'\) has no closed form; closed_form=True goes with how='linearised'",

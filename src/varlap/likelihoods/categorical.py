@@ -108,6 +108,12 @@ class Categorical(nn.Module):
         """Return the labels as the 64-bit integers that torch wants, after checking shapes and type."""
         outputs, targets = self._logits(outputs), require_tensor_targets(targets, "categorical")
         expected = outputs.shape[:1] + outputs.shape[2:]
+        if targets.shape != expected and outputs.ndim > 2 and targets.shape == outputs.shape[:-1]:
+            raise BatchError(
+                f"the classes must be dimension 1 of the outputs, as in F.cross_entropy, but in {tuple(outputs.shape)} "
+                f"they seem to be the last one, since the targets are {tuple(targets.shape)}; let the network return "
+                f"outputs.{'transpose(1, 2)' if outputs.ndim == 3 else 'movedim(-1, 1)'}"
+            )
         if targets.shape != expected:
             raise BatchError(
                 f"the categorical likelihood needs targets of shape {tuple(expected)} for outputs of shape "

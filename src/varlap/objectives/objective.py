@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from varlap.objectives.automatic import Automatic
 
 Gradients = dict[str, Tensor]
+WEIGHTS_IN_HALF = (
+    "the weights are float16, which ends at 65,504 and in which Adam's 1e-8 is 0: keep them in single precision, "
+    "network.float(), and compute in half by fit(precision='fp16') or torch.autocast"
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,11 @@ class Objective(ABC):
             )
         if isinstance(num_data, bool) or not isinstance(num_data, Real) or num_data < 1 or num_data % 1 != 0:
             raise ConfigError(f"{name}(num_data={num_data!r}) must be a whole number of items, at least 1")
-        if not isinstance(beta, Real) or not (beta >= 0 and math.isfinite(beta)):
+        if not isinstance(beta, Real):
+            raise ConfigError(
+                f"{name}(beta={beta!r}) must be a number, such as 0.01; of a string or a tensor take float(beta)"
+            )
+        if not (beta >= 0 and math.isfinite(beta)):
             raise ConfigError(f"{name}(beta={beta!r}) must be finite and not negative; 1 is Bayes, less is tempered")
         if beta_warmup_steps < 0:
             raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps}) must not be negative")
@@ -165,11 +173,11 @@ class Objective(ABC):
         warn_about_probabilities(context)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
-            _check_evaluation(evaluation, at, self.after_a_nan)  # where it is not finite, the graph has changed nothing
+            self._check(evaluation, at)  # where it is not finite, the graph has changed nothing
         else:
             with prepared(context):
                 evaluation = self.value_and_gradients(context)
-                _check_evaluation(evaluation, at, self.after_a_nan)
+                self._check(evaluation, at)
         if with_grad:
             self._size_watch.see(batch, self.num_data, type(self).__name__)
             if self.uses_variances and not self.sets_variances:
@@ -279,6 +287,10 @@ class Objective(ABC):
 
             self._automatic = Automatic(0 if self.compiled is True else CALLS_BEFORE_COMPILING)
         return self._automatic.evaluation(self, context)
+
+    def _check(self, evaluation: Evaluation, step: int) -> None:
+        half = any(gradient.dtype == torch.float16 for gradient in evaluation.gradients.values())
+        _check_evaluation(evaluation, step, WEIGHTS_IN_HALF if half else self.after_a_nan)
 
     def _kl_sum(self, bnn: BNN) -> Tensor:
         if self.uses_variances:

@@ -49,14 +49,14 @@ class _Precomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_leaves: Tensor) -> Tensor:
-        ctx.gradients = gradients
+        ctx.save_for_backward(*gradients)  # which torch frees after backward, and then refuses a second one
         return value.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (scale,) = grad_outputs
-        return None, None, *scaled(ctx.gradients, scale)
+        return None, None, *scaled(ctx.saved_tensors, scale)
 
 
 def scaled(gradients: Sequence[Tensor], scale: Tensor) -> list[Tensor]:

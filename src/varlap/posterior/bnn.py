@@ -111,7 +111,14 @@ class BNN(nn.Module):
         ['weight']
         """
         parameters = dict(self.network.named_parameters())
-        return {name: parameters[name] for name in self.log_sigma}
+        try:
+            return {name: parameters[name] for name in self.log_sigma}
+        except KeyError as missing:
+            raise NetworkError(
+                f"bnn.network has no parameter {missing}, whose variances are here: it was changed after it "
+                "was wrapped; put the old one back (after torch.compile, bnn.network = bnn.network._orig_mod: varlap "
+                "compiles the whole step itself), or wrap the new one: varlap.BNN(network)"
+            ) from None
 
     def point_estimates(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters that are not Bayesian, the likelihood's own among them."""
@@ -305,7 +312,7 @@ class BNN(nn.Module):
     # -- for optimizers -----------------------------------------------------------------------------------------
 
     def parameter_groups(self, lr: float, log_sigma_lr_multiplier: float = 10.0) -> list[dict[str, Any]]:
-        """Return parameter groups for any optimizer of torch: means and point estimates at `lr`, log σ faster.
+        """Return parameter groups for an adaptive optimizer of torch: means and point estimates at `lr`, log σ faster.
 
         Weight decay is 0 in both: the prior is the weight decay, and log σ must not decay to 0.
 

@@ -1,4 +1,4 @@
-"""A warning for `Adam(bnn.parameters())`, which gives log σ the learning rate of the means."""
+"""A warning for optimizers that log σ does not get far by: at the learning rate of the means, by SGD, or decayed."""
 
 import functools
 import weakref
@@ -12,12 +12,14 @@ from varlap.errors import warn
 if TYPE_CHECKING:
     from varlap.posterior.bnn import BNN
 
+NOT_ADAPTIVE = (torch.optim.SGD, torch.optim.ASGD)
+
 _watched: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def watch_optimizers(bnn: "BNN") -> None:
-    """Look once at each optimizer that steps, and warn if it trains means and log σ in one group."""
+    """Look once at each optimizer that steps, and warn if log σ does not get far by it."""
     _watched.add(bnn)
     _install_hook()
 
@@ -33,8 +35,9 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
     for bnn in list(_watched):
         # Without a gradient log σ is not trained here at all: MAP, or variances in closed form.
         log_sigma = {id(p) for p in bnn.log_sigma.values() if p.grad is not None}
-        if log_sigma:
-            _seen.add(optimizer)
+        if not log_sigma:
+            continue
+        _seen.add(optimizer)
         means = {id(p) for p in bnn.means().values()}
         name = type(optimizer).__name__
         for group in optimizer.param_groups:
@@ -42,8 +45,13 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
             if members & log_sigma and members & means:
                 warn(
                     f"{name} trains log σ and the means at one learning rate, so the variances may not converge "
-                    f"(paper, section 5.1); use {name}(bnn.parameter_groups(lr=...)) or varlap.adam(bnn, lr=...), "
-                    "whose log σ learns 10 times faster"
+                    f"(paper, section 5.1); use {_better_than(optimizer)}"
+                )
+                return
+            if members & log_sigma and isinstance(optimizer, NOT_ADAPTIVE):
+                warn(
+                    f"{name} leaves log σ where it starts, whatever suits the means: its gradient is of the size β/N; "
+                    f"use {_better_than(optimizer)}"
                 )
                 return
             if members & log_sigma and group.get("weight_decay"):
@@ -52,3 +60,11 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
                     "prior is the weight decay here: leave it at 0, as bnn.parameter_groups(lr=...) does"
                 )
                 return
+
+
+def _better_than(optimizer: torch.optim.Optimizer) -> str:
+    if isinstance(optimizer, NOT_ADAPTIVE):
+        return "varlap.sgd(bnn, lr=...), whose log σ has Adam"
+    takes_groups = not isinstance(optimizer, torch.optim.LBFGS)
+    groups = f"{type(optimizer).__name__}(bnn.parameter_groups(lr=...)) or " if takes_groups else ""
+    return f"{groups}varlap.adam(bnn, lr=...), whose log σ learns 10 times faster"

@@ -68,8 +68,8 @@ def predict(
     torch.Size([4])
     """
     _check_how(how)
-    if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
-        raise ConfigError(f"predict(temperature={temperature}) must be a positive number; 1 changes nothing")
+    if isinstance(temperature, str) or (temperature is not None and not 0 < temperature < math.inf):
+        raise ConfigError(f"predict(temperature={temperature!r}) must be a positive number; 1 changes nothing")
     if statistics is not None and how != "sampled":
         raise ConfigError(
             f"predict(how={how!r}) has no use for statistics: they are estimated again for each draw of "

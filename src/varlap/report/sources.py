@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,15 @@ def collect(sources: Path | str | Evaluated | Iterable[Path | str | Evaluated]) 
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 entries.append(_read(folder, root, number))
+        if left_out := _never_evaluated(root, {entry.run for entry in entries}):
+            warn(f"runs below {root} were never evaluated, so they are not in the comparison: {', '.join(left_out)}")
     return entries
+
+
+def _never_evaluated(root: Path, judged: Container[Path | None]) -> list[str]:
+    """Return the commands that evaluate the finished runs of `varlap train` which nobody has evaluated."""
+    runs = [path.parent for path in sorted(root.rglob("result.json")) if path.with_name("spec.json").is_file()]
+    return [f"`varlap evaluate {shlex.quote(str(run))}`" for run in runs if run.resolve() not in judged]
 
 
 def _stores_below(root: Path) -> list[str]:
