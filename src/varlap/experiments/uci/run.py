@@ -19,7 +19,7 @@ from varlap.data.tables import uci_name
 from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
 from varlap.experiments.evaluation import origin
 from varlap.experiments.training_setup import OBJECTIVES
-from varlap.experiments.uci.spec import NUM_SPLITS, TRAINED, TableRecipe, TableRun
+from varlap.experiments.uci.spec import NUM_SPLITS, SHARED, TRAINED, TableRecipe, TableRun
 from varlap.experiments.uci.store import TableResult, TableStore
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
@@ -38,10 +38,6 @@ COST = {"map": 1.0, "vi": 1.4, "vl": 1.7}
 """of a step, as a multiple of MAP's, to tell the time left"""
 SPLITS_AT_ONCE = 5  # of each table in turn, so that a run that is stopped has some of all
 NUM_DRAWS = 20  # of weights, for "sampled"
-SHARED = {field.name for field in dataclasses.fields(TableRecipe)} & {
-    field.name for field in dataclasses.fields(TableRun)
-}
-"""settings that a recipe and its runs have in common"""
 SMALLEST_FIRST = ("yacht", "boston", "energy", "concrete", "wine", "power", "kin8nm", "naval", "protein")
 
 
