@@ -5,7 +5,6 @@ import itertools
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
-from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
+from varlap.errors import ConfigError, NonFiniteError, without_warnings
 from varlap.experiments.evaluation import origin
 from varlap.experiments.training_setup import OBJECTIVES
 from varlap.experiments.uci.spec import NUM_SPLITS, SHARED, TRAINED, TableRecipe, TableRun
@@ -283,8 +282,7 @@ def _best(recipe: TableRecipe, method: str, trials: dict[float, float]) -> Tuned
 
 def _scores(bnn: BNN, task: TableTask, run: TableRun) -> dict[str, dict[str, float]]:
     x = task.scored[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
+    with without_warnings():  # samples may collapse; then they are not chosen
         found = {"mean": task.score(bnn.predict(x))}
         if run.method != "map":
             found["sampled"] = task.score(bnn.predict(x, how="sampled", num_samples=NUM_DRAWS, seed=run.seed))
