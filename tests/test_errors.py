@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -286,3 +287,10 @@ def test_inputs_of_another_precision_than_the_weights_are_named_with_the_remedy(
         bnn.predict(x)
     with pytest.raises(RuntimeError, match="shape"):  # other errors of torch stay as they are
         varlap.BNN(nn.Linear(5, 3)).predict(torch.ones(6, 4))
+
+
+def test_warnings_that_one_thread_leaves_out_are_heard_in_others():
+    with ThreadPoolExecutor(1) as threads, errors.without_warnings():
+        errors.warn("nobody hears this")
+        with pytest.warns(errors.VarlapWarning, match="mind the gap"):
+            threads.submit(errors.warn, "mind the gap").result()

@@ -5,6 +5,7 @@ import errno
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_a_file_system_that_syncs_no_folders_is_no_failure(tmp_path: Path, code:
 
     with contextlib.nullcontext() if harmless else pytest.raises(OSError, match=os.strerror(code)):
         sync_folder(tmp_path, refused)
+
+
+def test_threads_that_write_one_file_at_once_do_not_meet(tmp_path: Path):
+    path, contents = tmp_path / "result.json", [letter * 10_000 for letter in (b"a", b"b")]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda content: [replace_file(path, content) for _ in range(50)], contents))
+    assert path.read_bytes() in contents
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_a_killed_process_left_beside_a_file_goes_with_a_later_write(tmp_path: Path):

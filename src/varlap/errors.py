@@ -1,6 +1,7 @@
 """The one tree of errors and warnings. Each message says what is wrong, where, and how to fix it."""
 
 import contextlib
+import contextvars
 import difflib
 import sys
 import warnings
@@ -105,6 +106,23 @@ class VarlapWarning(UserWarning):
     """Base of every warning that varlap issues."""
 
 
+_quiet = contextvars.ContextVar("_quiet", default=False)
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Issue no `VarlapWarning` in the block; Python's own filters are those of all threads.
+
+    >>> with without_warnings():
+    ...     warn("mind the gap")
+    """
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
 def warn(message: str) -> None:
     """Issue a `VarlapWarning` at the line outside of varlap and torch that led to it.
 
@@ -114,6 +132,8 @@ def warn(message: str) -> None:
     >>> caught[0].message
     VarlapWarning('mind the gap')
     """
+    if _quiet.get():
+        return
     level, frame = 1, sys._getframe(0)
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("varlap", "torch"):
         level, frame = level + 1, frame.f_back

@@ -5,6 +5,7 @@ import errno
 import glob
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -46,11 +47,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     b'1234'
     """
     path = path.resolve()  # a link stays a link
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")  # which no other process has either
     for left in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*.tmp"):
         with contextlib.suppress(OSError):  # what cannot be removed does no harm
-            of_a_process = left.name.removeprefix(f".{path.name}.").removesuffix(".tmp").isdigit()
-            if of_a_process and time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
+            of_a_thread = left.name.removeprefix(f".{path.name}.").removesuffix(".tmp").isdigit()
+            if of_a_thread and time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
                 left.unlink()  # of a process that was killed while it wrote
     try:
         with beside.open("wb") as file:

@@ -3,6 +3,8 @@
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from torch import nn
 
 import varlap
 from varlap.errors import ConfigError
-from varlap.integrations.scikit_learn import sizing
+from varlap.integrations.scikit_learn import base, sizing
 
 X_IRIS, Y_IRIS = load_iris(return_X_y=True)
 FEW = {"hidden": (4,), "epochs": 5, "random_state": 0}
@@ -245,6 +247,24 @@ def test_the_number_of_threads_is_put_back():
     torch.set_num_threads(2)
     varlap.VLClassifier(**FEW).fit(X_IRIS, Y_IRIS).predict(X_IRIS)
     assert torch.get_num_threads() == 2
+
+
+def test_fits_at_once_leave_the_number_of_threads_to_threads_that_come():
+    torch.set_num_threads(2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def second():
+        with base._one_thread(True):
+            entered.set()
+            leave.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        with base._one_thread(True):
+            threads.submit(second)
+            entered.wait()
+        leave.set()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(torch.get_num_threads).result() == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": "cv"}], ids=["fit", "cv"])

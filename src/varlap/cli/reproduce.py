@@ -22,6 +22,7 @@ from varlap.experiments.choice import final_runs
 from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
+from varlap.experiments.known_runs import KnownRuns
 from varlap.experiments.plan import plan
 from varlap.report.reproduction import as_json as plain, write_reproduction
 from varlap.report.sweeps import sweeps
@@ -118,7 +119,7 @@ def reproduce(
         if dry_run:
             show_plan(planned, {"experiment": experiment.name, "out": str(store.folder)}, as_json)
             return
-        check_data(specs, store, again)
+        check_data(specs, store, KnownRuns(store, again))
         pending = [run.spec for run in planned if run.state == "pending"]
         if pending:
             largest = max(pending, key=lambda spec: (spec.model == "preact-resnet-18", spec.width))

@@ -3,7 +3,6 @@
 import functools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from varlap.curvature import fisher_diagonal
-from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
+from varlap.errors import ConfigError, NonFiniteError, without_warnings
 from varlap.experiments.assessment import assess, draw_figures
 from varlap.experiments.evaluation import Evaluated
 from varlap.experiments.image_task import ImageTask
@@ -143,12 +142,11 @@ class Comparison:
         return fisher, set_best_variances(bnn, fisher, num_data, LAPLACE_BETAS, nll_fn)[0]
 
     def _held_out_nll(self, bnn: BNN, how: How) -> float:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
-            try:
+        try:
+            with without_warnings():  # samples may collapse; then they are not chosen
                 nll = evaluate(bnn, self.task.held_out, how=how, only=["nll"])["nll"]
-            except NonFiniteError:
-                return math.inf
+        except NonFiniteError:
+            return math.inf
         return nll if math.isfinite(nll) else math.inf  # which, unlike NaN, is never the least
 
     def _assessed(

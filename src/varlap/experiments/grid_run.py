@@ -66,7 +66,7 @@ def run_grid(
     [1, 0]
     """
     runs = KnownRuns(store, again)
-    _check_data(specs, store, runs)
+    check_data(specs, store, runs)
     shown = GridProgress(quiet=True) if progress is None else progress
     grid = _Grid(specs, store, runs, torch.device(device), budget_s, again, shown, clock)
     shown.begin(len(specs), len(grid.known))
@@ -203,12 +203,8 @@ def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str
     return result
 
 
-def check_data(specs: Sequence[RunSpec], store: Store, again: bool = False) -> None:
+def check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None:
     """Refuse a grid before anything runs if data are missing or too few; runs that the store has need no data."""
-    _check_data(specs, store, KnownRuns(store, again))
-
-
-def _check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None:
     pending = [spec for spec in specs if runs.find(spec) is None]
     wanted = dict.fromkeys(spec.data for spec in pending)
     missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]

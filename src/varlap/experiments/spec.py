@@ -6,20 +6,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from varlap.curvature.fisher import Gradient
 from varlap.data import KNOWN_NAMES
 from varlap.errors import ConfigError, did_you_mean
+from varlap.objectives.vl import Variances
 from varlap.seeds import checked_seed
+from varlap.training.settings import choices_of
+from varlap.training.step import Precision
 
 Method = Literal["map", "vi", "vl"]
 Schedule = Literal["milestones", "cosine"]
 Optimizer = Literal["Adam", "SGD"]
-Precision = Literal["fp32", "bf16", "fp16"]
 Model = Literal["preact-resnet-18", "convnet", "mlp"]
 Curvature = Literal["exact", "default"]
-Gradient = Literal["held", "quiet", "whole"]
-Variances = Literal["learnt", "closed-form"]
 
 WARMUP_OF_CLOSED_FORM = 0.3
 """Part of the training over which β rises, without which σ in closed form jumps to its prior's."""
@@ -30,17 +31,6 @@ _BELOW_ONE = {
     "beta_warmup": "the part of the training over which β rises, such as 0.3",
     "warmup": "the part of the training over which the learning rate rises, such as 0.05",
     "validation": "a part of the training images, such as 0.1",
-}
-_CHOICES: dict[str, Sequence[str]] = {
-    "data": KNOWN_NAMES,
-    "method": get_args(Method),
-    "schedule": get_args(Schedule),
-    "optimizer": get_args(Optimizer),
-    "precision": get_args(Precision),
-    "model": get_args(Model),
-    "curvature": get_args(Curvature),
-    "gradient": get_args(Gradient),
-    "variances": get_args(Variances),
 }
 _ALWAYS = ("data", "method", "beta", "seed", "recipe")  # what a run is called by
 
@@ -213,3 +203,6 @@ class RunSpec:
         content = json.dumps(self.stated(), sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:10]
         return f"{self.data}-{self.method}-beta{self.beta:g}-seed{self.seed}-{self.recipe}-{digest}"
+
+
+_CHOICES: dict[str, Sequence[str]] = {"data": KNOWN_NAMES, **choices_of(RunSpec)}

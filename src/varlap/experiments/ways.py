@@ -2,14 +2,13 @@
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from varlap.errors import NonFiniteError, VarlapWarning
+from varlap.errors import NonFiniteError, without_warnings
 from varlap.experiments.image_task import ImageTask, Pair
 from varlap.experiments.spec import Method, RunSpec
 from varlap.metrics import evaluate
@@ -74,16 +73,15 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
     found = Evaluation({}, {})
 
     def score(way: Way, fitted: Mapping[str, float], **options: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; their scores say so
-            try:
+        try:
+            with without_warnings():  # samples may collapse; their scores say so
                 test = evaluate(bnn, task.test, **options, **images)
                 held_out = None if task.held_out is None else evaluate(bnn, task.held_out, **options)
-            except NonFiniteError as error:
-                if way == "mean":
-                    raise
-                log.warning("%s is left out: %s", NAMES[spec.method, way], error)
-                return
+        except NonFiniteError as error:
+            if way == "mean":
+                raise
+            log.warning("%s is left out: %s", NAMES[spec.method, way], error)
+            return
         found.test[way] = test | dict(fitted)
         if held_out is not None:
             found.validation[way] = held_out | dict(fitted)
@@ -93,8 +91,7 @@ def evaluate_ways(bnn: BNN, spec: RunSpec, task: ImageTask, outside: Tensor | No
         score("sampled", {}, how="sampled", num_samples=NUM_DRAWS)
     if task.held_out is None:
         return found
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VarlapWarning)  # of a few images all may be right
+    with without_warnings():  # of a few images all may be right
         temperature = fit_temperature(bnn, task.held_out)
     score("scaled", {"temperature": temperature}, temperature=temperature)
     if spec.linearised and spec.method != "vi":

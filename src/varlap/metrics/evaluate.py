@@ -1,6 +1,6 @@
 """Score a network on held-out data."""
 
-import warnings
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors
-from varlap.errors import BatchError, NonFiniteError, VarlapWarning
+from varlap.errors import BatchError, NonFiniteError, without_warnings
 from varlap.likelihoods import Prediction
 from varlap.metrics.accumulator import Scores
 from varlap.metrics.bootstrap import checked_bootstrap
@@ -107,9 +107,7 @@ def predictor(
 
     def predicted(x: Any) -> Prediction:
         nonlocal warned
-        with warnings.catch_warnings():
-            if warned:
-                warnings.simplefilter("ignore", VarlapWarning)
+        with without_warnings() if warned else contextlib.nullcontext():
             warned = True
             return predict(bnn, x, how=how, num_samples=num_samples, seed=seed, closed_form=closed_form, **scaled)
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from varlap import tree
 from varlap.errors import BatchError, ConfigError
 from varlap.likelihoods import Prediction
 from varlap.metrics.rows import IGNORED_LABEL
@@ -22,9 +23,7 @@ def as_tensor(values: Any) -> Tensor:
     >>> as_tensor(np.array([1, 2])), as_tensor(torch.ones(1, dtype=torch.bfloat16, requires_grad=True))
     (tensor([1, 2]), tensor([1.]))
     """
-    tensor = torch.as_tensor(values).detach().cpu()
-    half = tensor.is_floating_point() and tensor.element_size() < 4
-    return tensor.float() if half else tensor
+    return tree.at_least_single(torch.as_tensor(values).detach().cpu())
 
 
 def by_name(predictions: Any) -> dict[str, Any]:

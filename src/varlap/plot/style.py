@@ -48,7 +48,7 @@ def panels(function: str, number: int, size: tuple[float, float]) -> "list[Axes]
 
 
 def colour(index: int) -> str:
-    """Return the colour of the so-manieth of several things.
+    """Return the colour of one of several things, by its place among them from 0.
 
     >>> colour(0) == colour(6)
     True

@@ -131,7 +131,7 @@ class BNN(nn.Module):
 
     def prior_mean_of(self, name: str) -> Tensor | float:
         """Return the prior's mean m of one parameter: 0 unless the prior is centred on the network."""
-        return self.prior_mean[name] if name in self.prior_mean else 0.0  # noqa: SIM401
+        return self.prior_mean.get(name, 0.0)
 
     @property
     def device(self) -> torch.device:

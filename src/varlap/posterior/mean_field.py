@@ -5,8 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from varlap.posterior.named import NamedTensors
-
 
 def reparameterise(mean: Tensor, log_sigma: Tensor, noise: Tensor) -> Tensor:
     """Eq. 4: w = μ + σ ε.
@@ -29,9 +27,9 @@ def optimal_log_sigma(precision: Tensor, beta: float | Tensor) -> Tensor:
 
 @torch.no_grad()
 def optimal_log_sigmas(
-    log_sigma: NamedTensors,
+    log_sigma: Mapping[str, Tensor],
     curvature: Mapping[str, Tensor],
-    prior_scale: Mapping[str, Tensor] | NamedTensors,
+    prior_scale: Mapping[str, Tensor],
     num_data: float,
     beta: float | Tensor,
 ) -> dict[str, Tensor]:

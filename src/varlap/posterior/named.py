@@ -1,11 +1,11 @@
 """Tensors kept under the dotted names of a network's parameters."""
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
 
-class NamedTensors(nn.Module):
+class NamedTensors(nn.Module, Mapping[str, Tensor]):
     """A module that maps a network's parameter names to tensors: `named["layer.0.weight"]`.
 
     Parameters stay parameters and other tensors become buffers. The tree of submodules mirrors the names, so
@@ -46,21 +46,6 @@ class NamedTensors(nn.Module):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def keys(self) -> KeysView[str]:
-        """Return the names."""
-        return self.as_dict().keys()
-
-    def values(self) -> ValuesView[Tensor]:
-        """Return the tensors."""
-        return self.as_dict().values()
-
-    def items(self) -> ItemsView[str, Tensor]:
-        """Return names and tensors."""
-        return self.as_dict().items()
-
-    def as_dict(self) -> dict[str, Tensor]:
-        """Return a plain dict of the same tensors."""
-        return {name: self[name] for name in self._places}
+    # As all modules, and unlike other mappings, it is equal to itself alone.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]

@@ -10,6 +10,7 @@ from varlap import tree
 from varlap.errors import BatchError, warn
 from varlap.likelihoods.prediction import Prediction
 from varlap.metrics.evaluate import items_at_once, predictions, predictor
+from varlap.metrics.rows import wide
 from varlap.posterior import BNN
 from varlap.predict import How
 from varlap.predict.dispatch import require_tempered
@@ -59,7 +60,10 @@ def fit_temperature(
         parts.append(prediction)
     if not parts:
         raise BatchError("fit_temperature: the held-out data hold no items; give at least one batch")
-    draws = [tree.map_tensors(_double, draw) for draw in Prediction.concatenate(parts).outputs]
+    draws = [
+        tree.map_tensors(lambda t: wide(t) if t.is_floating_point() else t, draw)
+        for draw in Prediction.concatenate(parts).outputs
+    ]
     y = tree.concatenate(targets)
 
     def nll(log_temperature: float) -> float:
@@ -76,11 +80,6 @@ def fit_temperature(
             f"{tree.leading_size(y)} held-out items {why}, or nearly; use more of them"
         )
     return math.exp(best)
-
-
-def _double(tensor: torch.Tensor) -> torch.Tensor:
-    # MPS has no doubles.
-    return tensor.double() if tensor.is_floating_point() and tensor.device.type != "mps" else tensor
 
 
 def _minimise(fn: Callable[[float], float], low: float, high: float) -> float:

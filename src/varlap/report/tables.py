@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from varlap.files import finite
 from varlap.report.sections import Method
 
 if TYPE_CHECKING:
@@ -253,10 +254,10 @@ def printed(column: Column, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     largest = max((abs(cell.value) for cell in cells.values() if math.isfinite(cell.value)), default=0.0)
     decimals = _decimals(scale * largest)
     shown = {name: _number(scale * cell.value, decimals) for name, cell in cells.items()}
-    finite = {name: float(shown[name]) for name, cell in cells.items() if math.isfinite(cell.value)}
+    values = {name: float(shown[name]) for name, cell in cells.items() if math.isfinite(cell.value)}
     best = None
-    if column.direction and len(cells) > 1 and finite:
-        best = max(finite.values()) if column.direction == "↑" else min(finite.values())
+    if column.direction and len(cells) > 1 and values:
+        best = max(values.values()) if column.direction == "↑" else min(values.values())
     result = {}
     for name, cell in cells.items():
         uncertain = ""
@@ -264,16 +265,8 @@ def printed(column: Column, cells: Mapping[str, Cell]) -> dict[str, Cell]:
             uncertain = f"± {_number(scale * cell.standard_error, decimals)}"
         elif cell.low is not None and cell.high is not None:
             uncertain = f"[{_number(scale * cell.low, decimals)}, {_number(scale * cell.high, decimals)}]"
-        result[name] = Cell(
-            cell.value,
-            cell.low,
-            cell.high,
-            cell.standard_error,
-            cell.num_runs,
-            name in finite and finite[name] == best,
-            shown[name],
-            uncertain,
-        )
+        is_best = name in values and values[name] == best
+        result[name] = replace(cell, best=is_best, shown=shown[name], shown_range=uncertain)
     return result
 
 
@@ -311,15 +304,7 @@ def markdown_text(text: str) -> str:
 
 
 def _json_cell(cell: Cell) -> dict[str, Any]:
-    numbers = {
-        name: value if value is None or math.isfinite(value) else None
-        for name, value in (
-            ("value", cell.value),
-            ("low", cell.low),
-            ("high", cell.high),
-            ("standard_error", cell.standard_error),
-        )
-    }
+    numbers = finite({name: getattr(cell, name) for name in ("value", "low", "high", "standard_error")})
     return numbers | {"runs": cell.num_runs, "best": cell.best, "shown": cell.shown, "shown_range": cell.shown_range}
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -99,13 +99,7 @@ class FitSettings:
             raise ConfigError(f"fit(milestones={self.milestones}) must be parts of the training, such as (0.5, 0.75)")
         if not isinstance(self.warmup_epochs, int | float) or not 0 <= self.warmup_epochs <= self.epochs:
             raise ConfigError(f"fit(warmup_epochs={self.warmup_epochs}) must be between 0 and epochs={self.epochs}")
-        choices = {
-            "schedule": ("constant", "cosine", "milestones"),
-            "precision": ("fp32", "bf16", "fp16"),
-            "keep": ("last", "best"),
-            "on_nonfinite": ("raise", "skip"),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in choices_of(FitSettings).items():
             if getattr(self, name) not in allowed:
                 listed = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
                 raise ConfigError(f"fit({name}={getattr(self, name)!r}): choose {listed}")
@@ -149,3 +143,12 @@ class FitSettings:
         if self.schedule == "milestones":
             return rising * 0.1 ** sum(progress >= milestone for milestone in self.milestones)
         return rising
+
+
+def choices_of(settings: type) -> dict[str, tuple[str, ...]]:
+    """Return the values that a field may have, for each field of a dataclass whose type lists them.
+
+    >>> choices_of(FitSettings)["keep"]
+    ('last', 'best')
+    """
+    return {name: get_args(kind) for name, kind in get_type_hints(settings).items() if get_origin(kind) is Literal}

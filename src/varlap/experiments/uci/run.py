@@ -5,7 +5,6 @@ import itertools
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from torch import nn
 
 from varlap.data import UCI_SETS, TableData, load_uci
 from varlap.data.tables import uci_name
-from varlap.errors import ConfigError, NonFiniteError, VarlapWarning
+from varlap.errors import ConfigError, NonFiniteError, without_warnings
 from varlap.experiments.evaluation import origin
 from varlap.experiments.training_setup import OBJECTIVES
-from varlap.experiments.uci.spec import NUM_SPLITS, TRAINED, TableRecipe, TableRun
+from varlap.experiments.uci.spec import NUM_SPLITS, SHARED, TRAINED, TableRecipe, TableRun
 from varlap.experiments.uci.store import TableResult, TableStore
 from varlap.experiments.uci.task import TableTask
 from varlap.likelihoods import Gaussian
@@ -38,10 +37,6 @@ COST = {"map": 1.0, "vi": 1.4, "vl": 1.7}
 """of a step, as a multiple of MAP's, to tell the time left"""
 SPLITS_AT_ONCE = 5  # of each table in turn, so that a run that is stopped has some of all
 NUM_DRAWS = 20  # of weights, for "sampled"
-SHARED = {field.name for field in dataclasses.fields(TableRecipe)} & {
-    field.name for field in dataclasses.fields(TableRun)
-}
-"""settings that a recipe and its runs have in common"""
 SMALLEST_FIRST = ("yacht", "boston", "energy", "concrete", "wine", "power", "kin8nm", "naval", "protein")
 
 
@@ -287,8 +282,7 @@ def _best(recipe: TableRecipe, method: str, trials: dict[float, float]) -> Tuned
 
 def _scores(bnn: BNN, task: TableTask, run: TableRun) -> dict[str, dict[str, float]]:
     x = task.scored[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VarlapWarning)  # samples may collapse; then they are not chosen
+    with without_warnings():  # samples may collapse; then they are not chosen
         found = {"mean": task.score(bnn.predict(x))}
         if run.method != "map":
             found["sampled"] = task.score(bnn.predict(x, how="sampled", num_samples=NUM_DRAWS, seed=run.seed))

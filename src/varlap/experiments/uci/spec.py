@@ -127,21 +127,15 @@ class TableRecipe:
         return [self._run(method, split, betas[method], tuning=False) for split in splits for method in TRAINED]
 
     def _run(self, method: Trained, split: int, beta: float, tuning: bool) -> TableRun:
-        return TableRun(
-            data=self.data,
-            method=method,
-            split=split,
-            beta=beta,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            tuning=tuning,
-            hidden=self.hidden,
-            activation=self.activation,
-            lr=self.lr,
-            validation=self.validation,
-            laplace_betas=self.betas if method == "map" else (),
-            seed=self.seed,
-        )
+        own = {name: getattr(self, name) for name in SHARED}
+        laplace_betas = self.betas if method == "map" else ()
+        return TableRun(method=method, split=split, beta=beta, tuning=tuning, laplace_betas=laplace_betas, **own)
+
+
+SHARED = {field.name for field in dataclasses.fields(TableRecipe)} & {
+    field.name for field in dataclasses.fields(TableRun)
+}
+"""settings that a recipe and its runs have in common"""
 
 
 NUM_TRAINING_ROWS: Mapping[str, int] = {

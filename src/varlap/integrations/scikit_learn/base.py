@@ -1,6 +1,7 @@
 """What both estimators share: checks, standardised inputs, the network, training and the choice of β."""
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
@@ -29,6 +30,7 @@ WAYS = ("mean", "linearised", "sampled")
 ROWS_AT_ONCE = 1024  # of a prediction
 MOST_WEIGHTS_IN_CLOSED_FORM = 2**20
 BETAS = (0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # what "cv" chooses from
+_LOCK, _BEFORE = threading.Lock(), list[int]()  # how many threads torch had, once for each block that is in use
 
 
 class VLEstimator(BaseEstimator, ABC):
@@ -303,11 +305,14 @@ def _total(weights: Any, X: Any) -> float:
 @contextlib.contextmanager
 def _one_thread(wanted: bool) -> Iterator[None]:
     """Compute in one thread: for a small network more are slower, and another number of them gives other bits."""
-    before = torch.get_num_threads()
+    if not wanted:
+        yield
+        return
+    with _LOCK:  # fits in threads of Python all give back what was there before the first of them
+        _BEFORE.append(_BEFORE[0] if _BEFORE else torch.get_num_threads())
     try:
-        if wanted:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1)
         yield
     finally:
-        if wanted:
-            torch.set_num_threads(before)
+        with _LOCK:
+            torch.set_num_threads(_BEFORE.pop())
