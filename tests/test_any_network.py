@@ -467,6 +467,63 @@ def test_warning_comes_though_the_first_batch_was_refused():
     assert len(caught_warnings(lambda: objective(bnn, draw(S, 4), torch.arange(S) % K))) == 1
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+class OnceSquare(Square):
+    backward = staticmethod(torch.autograd.function.once_differentiable(Square.backward))
+
+
+class NumpySquare(Square):
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.from_numpy(2 * ctx.saved_tensors[0].detach().numpy() * grad.detach().numpy())
+
+
+class WithSkip(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.first, self.inner, self.last = function, nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, K)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(h + self.function.apply(self.inner(h)))
+
+
+@pytest.mark.parametrize("function", [OnceSquare, NumpySquare])
+@pytest.mark.parametrize("objective", [varlap.VL, varlap.VLHessian], ids=lambda objective: objective.__name__)
+def test_a_backward_pass_without_a_derivative_warns_once_and_names_what_lies_behind_it(function, objective):
+    bnn, x, y = varlap.BNN(WithSkip(function)), draw(S, 4), torch.arange(S) % K
+    message = (
+        rf"^{objective.__name__} needs second derivatives, and a backward pass in the network has none, such as that of"
+        r" a once_differentiable function .* loses the curvature behind it, that of inner\.weight, inner\.bias wholly"
+    )
+    with pytest.warns(VarlapWarning, match=message) as caught:
+        objective(num_data=60)(bnn, x, y)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert caught_warnings(lambda: objective(num_data=60)(bnn, x, y)) == []
+
+
+@pytest.mark.parametrize("function", [Square, None], ids=["own", "rounded"])
+def test_a_backward_pass_with_a_derivative_does_not_warn(function):
+    class Rounded(nn.Linear):  # whose gradient is zero, of which nothing is lost
+        def forward(self, x):
+            return super().forward(x).round()
+
+    network = Rounded(4, K) if function is None else WithSkip(function)
+    bnn, x, y = varlap.BNN(network), draw(S, 4), torch.arange(S) % K
+    assert caught_warnings(lambda: varlap.VL(num_data=60)(bnn, x, y)) == []
+
+
 def test_long_list_of_places_is_cut_short():
     layers = [module for _ in range(10) for module in (nn.Linear(4, 4), nn.ReLU())]
     bnn = varlap.BNN(nn.Sequential(*layers, nn.Linear(4, K)))

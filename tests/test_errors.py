@@ -175,6 +175,12 @@ class Frozen(nn.Linear):
         (Stub, {}, NetworkError, "its part 'body' was compiled by .*; pass the module as it was, its ._orig_mod"),
         (compiled_in_place, {}, NetworkError, r"it was compiled by .* no second derivative; leave out \.compile\(\)"),
         (
+            lambda: nn.Sequential(nn.Embedding(4, 2, sparse=True)),
+            {},
+            NetworkError,
+            r"'0\.weight' has sparse gradients.*leave out sparse=True in its Embedding",
+        ),
+        (
             lambda: nn.Sequential(nn.LazyLinear(3)),
             {},
             NetworkError,

@@ -194,7 +194,8 @@ def test_likelihood_without_a_score_is_refused_where_one_is_needed():
             tries(bnn, x, y)
 
 
-def test_outputs_that_no_weight_enters_are_refused():
+@pytest.mark.parametrize("objective", [varlap.MAP, varlap.VI, varlap.VL, varlap.VLHessian])
+def test_outputs_that_no_weight_enters_are_refused(objective):
     class Detached(nn.Linear):
         def forward(self, x):
             return super().forward(x).detach()
@@ -203,7 +204,7 @@ def test_outputs_that_no_weight_enters_are_refused():
     with refused(
         NetworkError, r"outputs do not depend on any parameter.*detach its result, or.*torch.inference_mode", bnn
     ):
-        varlap.VL(num_data=10)(bnn, *batch())
+        objective(num_data=10)(bnn, *batch())
 
 
 def test_determinant_refuses_minibatches_and_large_networks():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from test_fisher import enumerated_fisher, flat
 from torch import nn
 
@@ -276,6 +277,17 @@ def test_modes_are_restored_after_an_error_too(function):
     with pytest.raises(BatchError, match="label 7 is out of range"):
         FUNCTIONS[function](bnn, (x, torch.full((5,), 7)))
     assert all(module.training for module in bnn.modules())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_checkpointed_network_has_the_curvature_of_an_ordinary_one(function):
+    class Checkpointed(nn.Sequential):
+        def forward(self, input):
+            return torch.utils.checkpoint.checkpoint(super().forward, input, use_reentrant=False)
+
+    bnn, x, y = CASES[0].make()
+    checkpointed = varlap.BNN(Checkpointed(*bnn.network)).double()
+    torch.testing.assert_close(FUNCTIONS[function](checkpointed, (x, y)), FUNCTIONS[function](bnn, (x, y)))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -178,13 +178,35 @@ def test_a_loop_carried_on_from_a_saved_state_goes_on_as_it_would_have(name: str
         assert one.curvature == LIKELIHOODS[name][-1]
 
 
-def test_the_first_network_decides():
+def test_the_network_that_is_remembered_decides():
     (labels, y_labels), (numbers, y_numbers) = _bnn("categorical"), _bnn("gaussian")
     objective = varlap.VL(4)
     with torch.no_grad():
         objective(labels, X, y_labels)
         objective(numbers, X, y_numbers)
-    assert objective.curvature == DEFAULT
+    assert objective.curvature == DEFAULT_FOR_NUMBERS
+    objective(labels, X, y_labels)
+    chosen = objective.curvature
+    assert chosen == DEFAULT
+    objective.prepare_for(numbers)
+    assert objective.curvature is chosen
+
+
+@pytest.mark.parametrize("way", ["call", "fit"])
+def test_a_refused_likelihood_leaves_no_choice_behind(way: str):
+    numbers, y = _bnn("gaussian")
+    mistaken, objective = varlap.BNN(nn.Linear(2, 1)), varlap.VL(4)  # for classes
+
+    def train(bnn: varlap.BNN) -> None:
+        if way == "call":
+            objective(bnn, X, y)
+        else:
+            varlap.fit(bnn, objective, (X, y), epochs=1, batch_size=4, progress="none")
+
+    with pytest.raises(varlap.errors.BatchError):
+        train(mistaken)
+    train(numbers)
+    assert objective.curvature == DEFAULT_FOR_NUMBERS
 
 
 def test_a_curvature_that_is_assigned_stays():

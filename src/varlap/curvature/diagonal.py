@@ -12,7 +12,7 @@ from varlap.curvature.differentiable import twice_differentiable
 from varlap.curvature.fisher import couples_items, require_score
 from varlap.curvature.hessian import hessian_product, random_signs
 from varlap.curvature.over_items import over_items
-from varlap.curvature.protocol import Pass, forward, mean_gradients
+from varlap.curvature.protocol import Pass, forward, gradients, mean_gradients
 from varlap.data import as_batches
 from varlap.errors import ConfigError, NetworkError
 from varlap.likelihoods.protocol import normal_like, of_log_prob, one_tensor
@@ -146,13 +146,18 @@ def _squared_item_gradients(bnn: BNN, part: Pass, cotangent: Tensor) -> dict[str
         with installed(bnn.network, weights):
             return (bnn.outputs(tree.map_tensors(lambda t: t[None], x)) * u[None]).sum()
 
+    def alone(x: Any, u: Tensor) -> dict[str, Tensor]:
+        weights = {name: mean.clone().requires_grad_() for name, mean in means.items()}
+        with torch.enable_grad():
+            return gradients([projected(weights, x, u)], weights)
+
     item_gradients = functools.partial(torch.func.grad(projected), means)
     chunk = max(1, min(part.batch.size, MOST_GRADIENT_ENTRIES // bnn.num_weights()))
     sums = _zeros(means)
     for start in range(0, part.batch.size, chunk):
         items = slice(start, start + chunk)
         columns = tree.take(part.batch.x, items), cotangent[items]
-        for name, rows in over_items(item_gradients, columns).items():
+        for name, rows in over_items(item_gradients, columns, alone_fn=alone).items():
             sums[name] += rows.to(sums[name].dtype).square().sum(0)
     return sums
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from varlap.curvature.protocol import forward
+from varlap.curvature.protocol import check_differentiable, forward
 from varlap.errors import ConfigError
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
 
@@ -76,6 +76,7 @@ def _sampled_term(context: Context, noise: dict[str, Tensor]) -> DataTerm:
     gradients: Gradients = {}
     log_sigma_gradients: Gradients = {}
     if context.with_gradients:
+        check_differentiable(log_likelihood)
         gradients = gradients_of([log_likelihood], [-torch.ones_like(log_likelihood)], context)
         for name, epsilon in noise.items():
             log_sigma = bnn.log_sigma[name].detach()

@@ -75,7 +75,7 @@ class VL(Objective):
             )
         super().__init__(num_data, beta, seed, beta_warmup_steps or 0)
         self.curvature = checked_curvature("VL", replace(DEFAULT) if curvature is None else curvature)
-        self._stand_in = self.curvature if curvature is None else None  # until the likelihood is known
+        self._stand_in = self.curvature if curvature is None else None  # what the likelihood may change
         if variances == "closed-form" and isinstance(self.curvature, Hessian):
             raise ConfigError(
                 "VL(variances='closed-form') needs a curvature that is never negative: a Fisher, no Hessian"
@@ -104,11 +104,13 @@ class VL(Objective):
         )
 
     def prepare_for(self, bnn: BNN) -> None:
-        """Choose the curvature by the likelihood of the first network, where the caller has left it open."""
-        if self.curvature is self._stand_in:
+        """Choose the curvature by the likelihood, where the caller has left it open and no network is remembered."""
+        remembers = self._fisher and self._owner is not None
+        if self.curvature is self._stand_in and not remembers:
             labels = isinstance(bnn.likelihood, Bernoulli | Categorical)
-            held = labels or of_log_prob(bnn.likelihood, "score") is None
-            self.curvature = DEFAULT if held else DEFAULT_FOR_NUMBERS
+            chosen = DEFAULT if labels or of_log_prob(bnn.likelihood, "score") is None else DEFAULT_FOR_NUMBERS
+            if chosen != self.curvature:
+                self.curvature = self._stand_in = replace(chosen)
         self._fisher.decay = self._gradient.decay = self.curvature.memory  # also of one that was assigned
 
     def inspect(self, context: Context) -> None:

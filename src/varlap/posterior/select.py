@@ -41,6 +41,11 @@ def select_weights(network: nn.Module, select: Select | None, likelihood: Any = 
                 f"parameter {weight.name!r} is the likelihood's too, whose parameters are point estimates; leave it "
                 f"out with select=lambda name, parameter: name != {weight.name!r}"
             )
+        if getattr(weight.module, "sparse", False):
+            raise NetworkError(
+                f"parameter {weight.name!r} has sparse gradients, but the prior's reaches every row; leave out "
+                f"sparse=True in its {type(weight.module).__name__}"
+            )
         if not weight.value.is_floating_point():
             raise NetworkError(
                 f"parameter {weight.name!r} has dtype {weight.value.dtype}, but a Gaussian posterior needs real "
