@@ -184,6 +184,13 @@ def test_stored_sets_are_described_by_their_headers(tmp_path):
     assert find_stored(tmp_path / "nowhere") == []
 
 
+def test_a_folder_and_a_link_to_nowhere_are_no_data_sets(tmp_path):
+    np.savez(tmp_path / "cats.npz", **originals.arrays((5, 5)))
+    (tmp_path / "dogs.npz").mkdir()
+    (tmp_path / "mnist.npz").symlink_to(tmp_path / "not-mounted" / "mnist.npz")
+    assert [one.name for one in find_stored(tmp_path)] == ["cats"]
+
+
 def test_verify_finds_one_changed_pixel_and_one_changed_label(tmp_path):
     source = originals.source("cifar10")
     for key in originals.KEYS:

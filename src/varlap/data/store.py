@@ -187,7 +187,8 @@ def find_stored(folder: str | Path | None = None) -> list[Stored]:
     [('cats', {'train_images': (4, 8, 8)}, 'it has no train_labels')]
     """
     folder = data_folder() if folder is None else Path(folder).expanduser()
-    return [look(path) for path in sorted(folder.glob("*.npz")) if not path.name.startswith(".")]
+    found = sorted(path for path in folder.glob("*.npz") if path.is_file())  # no folder, and no link to nowhere
+    return [look(path) for path in found if not path.name.startswith(".")]
 
 
 def verify(name: str | Source, folder: str | Path | None = None) -> Verification:
