@@ -100,6 +100,7 @@ def test_force_fetches_again(server, folder):
     ("arguments", "message"),
     [
         (["get", "cifar"], "no data set 'cifar' to fetch; did you mean 'cifar10' or 'cifar100'? There are fashion_"),
+        (["get", "FashionMNIST"], "did you mean 'fashion_mnist'?"),
         (["get", "imagenet"], f"no data set 'imagenet' to fetch; there are {', '.join(SOURCES)}"),
         (["get", "digits"], "digits needs no download: it comes with scikit-learn"),
         (["get", "uci"], "the UCI tables are not fetched, since no SHA-256 is published. Get the folder"),

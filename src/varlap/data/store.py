@@ -141,7 +141,7 @@ def find_source(name: str, sources: Mapping[str, Source]) -> Source:
         )
     if name == "uci" or name in UCI_SETS:
         raise DataError(f"the UCI tables are not fetched, since no SHA-256 is published. {uci_hint(data_folder())}")
-    close = difflib.get_close_matches(name, sources)
+    close = difflib.get_close_matches(name.lower(), sources)
     hint = f"did you mean {' or '.join(map(repr, sorted(close)))}? There" if close else "there"
     raise DataError(f"no data set {name!r} to fetch; {hint} are {', '.join(sources)}")
 
