@@ -4,6 +4,8 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import originals
 from varlap.data import SOURCES, find_stored, get, load, verify
-from varlap.errors import DataError, MissingExtraError
+from varlap.errors import DataError, MissingExtraError, VarlapWarning
 
 NAMES = ["cifar10", "cifar100", "svhn", "fashion_mnist", "mnist"]
 ROOT = Path(__file__).parents[2]
@@ -70,6 +72,24 @@ def test_what_is_there_is_not_fetched_again_unless_forced(server, tmp_path):
     assert server.ranges == []
     get(source, tmp_path, force=True)
     assert verify(source, tmp_path).problem is None
+
+
+def test_of_two_calls_at_once_one_fetches_and_the_other_waits_for_it(server, tmp_path):
+    def slowly(handler, content):
+        time.sleep(0.3)
+        originals.send(handler, content)
+
+    server.offer("mnist")
+    server.replies.append(slowly)
+    source = originals.source("mnist", server.address)
+    with (
+        ThreadPoolExecutor(2) as pool,
+        pytest.warns(VarlapWarning, match="another process is fetching mnist; this one waits for it"),
+    ):
+        paths = list(pool.map(get, [source] * 2, [tmp_path] * 2))
+    assert paths == [tmp_path / "mnist.npz"] * 2
+    assert len(server.ranges) == len(source.archives)
+    assert list(tmp_path.iterdir()) == [tmp_path / "mnist.npz"]  # and no lock
 
 
 def test_damaged_file_is_said_to_need_force(tmp_path):

@@ -1,10 +1,11 @@
 """Data sets in the data folder: fetched, listed and verified."""
 
+import contextlib
 import difflib
 import importlib.util
 import itertools
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from varlap.data.arrays import data_folder, load
 from varlap.data.download import Progress, UnreachableError, download
 from varlap.data.sources import SOURCES, Archive, Source, hash_arrays
 from varlap.data.tables import UCI_SETS, uci_hint
-from varlap.errors import DataError, missing_extra
-from varlap.files import replacing
+from varlap.errors import ConfigError, DataError, missing_extra, warn
+from varlap.files import alone, locked, replacing
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def get(
     """Fetch a data set: download its original archives, check their SHA-256, and store them as NAME.npz.
 
     Nothing is stored unless all is as it should be. What is there already stays, unless `force` is set, and then until
-    its successor is complete. A download that broke off is carried on by the next call.
+    its successor is complete. A download that broke off is carried on by the next call. Of several processes that fetch
+    the same set, one does, and the others wait for it.
 
     Args:
         name: one of `SOURCES`, or a `Source` of your own.
@@ -110,15 +113,13 @@ def get(
     downloads = folder / "downloads" / source.name
     try:
         if archives is not None:
-            files = _given(source, Path(archives).expanduser())
-        else:
-            files = _downloaded(source, downloads, progress, tries, wait_s)
-        arrays = source.read(*files)
-        if problem := source.find_problem(arrays):
-            raise DataError(f"{source.name}: {problem}; nothing was stored")
-        _write(path, arrays)
-        if archives is None:
-            _remove(files)
+            _store(source, _given(source, Path(archives).expanduser()), path)
+            return path
+        with _alone(source.name, downloads):
+            if force or not path.is_file():  # else another process has fetched it meanwhile
+                files = _downloaded(source, downloads, progress, tries, wait_s)
+                _store(source, files, path)
+                _remove(files)
     except DataError:
         raise
     except OSError as error:
@@ -264,12 +265,29 @@ def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: 
     return paths
 
 
+@contextlib.contextmanager
+def _alone(name: str, folder: Path) -> Iterator[None]:
+    """Wait until no other process downloads to a folder; not where files cannot be locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(ConfigError):
+            if (file := locked(folder / _LOCK)) is not None:
+                held.enter_context(file)
+            else:
+                warn(f"another process is fetching {name}; this one waits for it")
+                held.enter_context(alone(folder / _LOCK))
+        yield
+
+
 def _it(several: Sequence[object]) -> str:
     return "it" if len(several) == 1 else "them"
 
 
-def _write(path: Path, arrays: Arrays) -> None:
-    """Write the file beside its place and rename it, so that NAME.npz is always a whole one."""
+def _store(source: Source, files: Sequence[Path], path: Path) -> None:
+    """Read the archives and write the file beside its place, then rename it: NAME.npz is always a whole one."""
+    arrays = source.read(*files)
+    if problem := source.find_problem(arrays):
+        raise DataError(f"{source.name}: {problem}; nothing was stored")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         np.savez(file, **{key: arrays[key] for key in _KEYS})  # pyright: ignore[reportArgumentType]
@@ -279,6 +297,8 @@ def _remove(files: list[Path]) -> None:
     """Remove the downloads, whose content is stored now, and their folders where nothing else is in them."""
     for file in files:
         file.unlink(missing_ok=True)
-    for folder in (files[0].parent, files[0].parent.parent):
-        if not any(folder.iterdir()):
-            folder.rmdir()
+    folder = files[0].parent
+    with contextlib.suppress(OSError):  # Windows deletes no open file, and nobody a folder that is not empty
+        (folder / _LOCK).unlink()
+        folder.rmdir()
+        folder.parent.rmdir()
