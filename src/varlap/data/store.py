@@ -165,19 +165,6 @@ def look(path: Path) -> Stored:
     return Stored(path.stem, path, path.stat().st_size, shapes, problem)
 
 
-def num_training_images(name: str) -> int | None:
-    """Tell how many training images a data set has, by the headers of its file; None where they do not tell.
-
-    >>> num_training_images("digits"), num_training_images("no such data")
-    (1437, None)
-    """
-    if name == "digits":
-        return len(load(name).train_labels)
-    path = data_folder() / f"{name}.npz"
-    shape = look(path).shapes.get("train_labels") if path.is_file() else None
-    return shape[0] if shape else None
-
-
 def find_stored(folder: str | Path | None = None) -> list[Stored]:
     """Describe every NAME.npz in the data folder, by name.
 
