@@ -60,7 +60,10 @@ def test_archives_that_are_there_are_read_without_a_network_and_left_alone(tmp_p
 
 
 def test_archives_put_into_the_folder_of_downloads_are_used(tmp_path):
-    originals.put(tmp_path / "downloads" / "mnist", "mnist")
+    downloads = originals.put(tmp_path / "downloads" / "mnist", "mnist", **{originals.IDX_NAMES[2]: b"cut short"})
+    with pytest.raises(DataError, match=r"-ubyte.gz has 9 bytes, not the .*; delete it, and it is fetched again$"):
+        get(originals.source("mnist"), tmp_path)
+    originals.put(downloads, "mnist")
     assert get(originals.source("mnist"), tmp_path).is_file()
 
 

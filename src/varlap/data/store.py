@@ -238,7 +238,10 @@ def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: 
     paths = [folder / archive.name for archive in source.archives]
     for archive, path in zip(source.archives, paths, strict=True):
         if path.is_file():  # of an earlier call, or put there by hand
-            archive.check(path)
+            try:
+                archive.check(path)
+            except DataError as error:
+                raise DataError(f"{error}; delete it, and it is fetched again") from error
             continue
         try:
             download(archive, path, progress=progress, tries=tries, wait_s=wait_s)
