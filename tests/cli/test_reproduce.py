@@ -184,6 +184,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
     assert "cannot be made" in _run("miniature", "--out", str(tmp_path / "file" / "runs"), status=2)
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "running").write_text("")  # as a folder of somebody else, to which root could write all the same
+    said = _run("miniature", "--quiet", "--out", str(tmp_path), status=2)
+    assert said.startswith(f"varlap: {tmp_path / 'running'}/digits-")
+    assert said.endswith(".lock cannot be written (File exists); choose another folder\n")
+
+
 @pytest.mark.parametrize("name", ["paper", "figure-2", "miniature", "uci"])
 def test_a_file_of_ones_own_does_not_go_where_the_shipped_experiments_go(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
