@@ -78,7 +78,9 @@ def test_verify_has_status_1_where_something_is_wrong(folder):
     parts = originals.arrays((28, 28))
     np.savez(folder / "mnist.npz", **(parts | {"test_images": parts["test_images"] ^ 1}))
     sources = {"mnist": originals.source("mnist")}
-    assert "test_images has the SHA-256" in run("verify", "mnist", sources=sources, status=1)
+    said = run("verify", "mnist", sources=sources, status=1)
+    assert "test_images has the SHA-256" in said
+    assert said.endswith(f", not {sources['mnist'].sha256['test_images']}\n")
     (bad,) = json.loads(run("verify", "--json", sources=sources, status=1))["data"]
     assert not bad["ok"]
     assert "test_images has the SHA-256" in bad["problem"]
@@ -98,6 +100,7 @@ def test_force_fetches_again(server, folder):
     ("arguments", "message"),
     [
         (["get", "cifar"], "no data set 'cifar' to fetch; did you mean 'cifar10' or 'cifar100'? There are fashion_"),
+        (["get", "FashionMNIST"], "did you mean 'fashion_mnist'?"),
         (["get", "imagenet"], f"no data set 'imagenet' to fetch; there are {', '.join(SOURCES)}"),
         (["get", "digits"], "digits needs no download: it comes with scikit-learn"),
         (["get", "uci"], "the UCI tables are not fetched, since no SHA-256 is published. Get the folder"),

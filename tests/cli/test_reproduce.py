@@ -101,6 +101,15 @@ def test_a_dry_run_tells_what_there_is_to_do_and_writes_nothing(tmp_path: Path):
     assert not (tmp_path / "fresh").exists()
 
 
+@pytest.mark.filterwarnings("default::varlap.errors.VarlapWarning")
+def test_a_dry_run_tells_why_the_command_itself_would_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    command = ["reproduce", "figure-1", "--dry-run", "--json", "--out", str(tmp_path / "runs")]
+    told = CliRunner().invoke(app, command)
+    assert (told.exit_code, json.loads(told.stdout)["pending"]) == (0, 12)
+    assert told.stderr.startswith("varlap: warning: without --dry-run this would be refused: cifar10: no such data in")
+
+
 def test_the_final_line_runs_what_the_sweep_has_chosen(tmp_path: Path):
     common = ["--set", "model=mlp", "--set", "precision=fp32", "--out", str(tmp_path), "--no-linearised", "--quiet"]
     grid = ["--set", "method=['map','vl']", "--data", "digits", "--set", "beta=[0.01, 0.1]", "--set", "num_train=200"]
@@ -173,6 +182,13 @@ def test_a_mistake_is_one_line_and_status_2_before_anything_runs(
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert "cannot be made" in _run("miniature", "--out", str(tmp_path / "file" / "runs"), status=2)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "running").write_text("")  # as a folder of somebody else, to which root could write all the same
+    said = _run("miniature", "--quiet", "--out", str(tmp_path), status=2)
+    assert said.startswith(f"varlap: {tmp_path / 'running'}/digits-")
+    assert said.endswith(".lock cannot be written (File exists); choose another folder\n")
 
 
 @pytest.mark.parametrize("name", ["paper", "figure-2", "miniature", "uci"])

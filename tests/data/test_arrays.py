@@ -132,10 +132,11 @@ def test_missing_file_names_the_folder_the_command_and_the_variable(folder, name
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("digit", "digits"), ("fashion-mnist", "fashion_mnist"), ("my_cat", "my_cats")]
+    ("name", "meant"),
+    [("digit", "digits"), ("fashion-mnist", "fashion_mnist"), ("my_cat", "my_Cats"), ("CIFAR-10", "cifar10")],
 )
 def test_misspelt_name_gets_did_you_mean(folder, name, meant):
-    np.savez(folder / "my_cats.npz", **arrays())
+    np.savez(folder / "my_Cats.npz", **arrays())
     with pytest.raises(DataError, match=rf"no file {name}\.npz in .*\. Did you mean '{meant}'"):
         load(name)
 

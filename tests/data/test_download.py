@@ -74,13 +74,15 @@ def test_file_of_another_content_is_named_and_not_kept(server, tmp_path):
     with pytest.raises(DataError) as error:
         fetch(archive(server), tmp_path)
     assert f"has the SHA-256 {hashlib.sha256(other).hexdigest()}, not {archive(server).sha256}" in str(error.value)
+    assert str(error.value).endswith("; fetch it elsewhere, and give its folder with archives (--from)")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("other", [CONTENT + b"x", CONTENT[:-1], b"<html>log in first</html>"])
 def test_file_of_another_size_is_named_before_it_is_read(server, tmp_path, other):
     server.files["/file.bin"] = other
-    with pytest.raises(DataError, match=rf"file\.bin offers {len(other):,} bytes, not 1,024,000: it is not the file"):
+    said = rf"file\.bin offers {len(other):,} bytes, not 1,024,000: it is not the file it was; fetch it elsewhere"
+    with pytest.raises(DataError, match=said):
         fetch(archive(server), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -4,6 +4,8 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import originals
 from varlap.data import SOURCES, find_stored, get, load, verify
-from varlap.errors import DataError, MissingExtraError
+from varlap.errors import DataError, MissingExtraError, VarlapWarning
 
 NAMES = ["cifar10", "cifar100", "svhn", "fashion_mnist", "mnist"]
 ROOT = Path(__file__).parents[2]
@@ -58,7 +60,10 @@ def test_archives_that_are_there_are_read_without_a_network_and_left_alone(tmp_p
 
 
 def test_archives_put_into_the_folder_of_downloads_are_used(tmp_path):
-    originals.put(tmp_path / "downloads" / "mnist", "mnist")
+    downloads = originals.put(tmp_path / "downloads" / "mnist", "mnist", **{originals.IDX_NAMES[2]: b"cut short"})
+    with pytest.raises(DataError, match=r"-ubyte.gz has 9 bytes, not the .*; delete it, and it is fetched again$"):
+        get(originals.source("mnist"), tmp_path)
+    originals.put(downloads, "mnist")
     assert get(originals.source("mnist"), tmp_path).is_file()
 
 
@@ -70,6 +75,24 @@ def test_what_is_there_is_not_fetched_again_unless_forced(server, tmp_path):
     assert server.ranges == []
     get(source, tmp_path, force=True)
     assert verify(source, tmp_path).problem is None
+
+
+def test_of_two_calls_at_once_one_fetches_and_the_other_waits_for_it(server, tmp_path):
+    def slowly(handler, content):
+        time.sleep(0.3)
+        originals.send(handler, content)
+
+    server.offer("mnist")
+    server.replies.append(slowly)
+    source = originals.source("mnist", server.address)
+    with (
+        ThreadPoolExecutor(2) as pool,
+        pytest.warns(VarlapWarning, match="another process is fetching mnist; this one waits for it"),
+    ):
+        paths = list(pool.map(get, [source] * 2, [tmp_path] * 2))
+    assert paths == [tmp_path / "mnist.npz"] * 2
+    assert len(server.ranges) == len(source.archives)
+    assert list(tmp_path.iterdir()) == [tmp_path / "mnist.npz"]  # and no lock
 
 
 def test_damaged_file_is_said_to_need_force(tmp_path):
@@ -182,6 +205,13 @@ def test_stored_sets_are_described_by_their_headers(tmp_path):
     assert cats.shapes["train_images"] == (10, 5, 5)
     assert "cannot be read as an npz file" in str(dogs.problem)
     assert find_stored(tmp_path / "nowhere") == []
+
+
+def test_a_folder_and_a_link_to_nowhere_are_no_data_sets(tmp_path):
+    np.savez(tmp_path / "cats.npz", **originals.arrays((5, 5)))
+    (tmp_path / "dogs.npz").mkdir()
+    (tmp_path / "mnist.npz").symlink_to(tmp_path / "not-mounted" / "mnist.npz")
+    assert [one.name for one in find_stored(tmp_path)] == ["cats"]
 
 
 def test_verify_finds_one_changed_pixel_and_one_changed_label(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from made_results import BEST, made_result, made_sweep
-from varlap.errors import ConfigError, DataError
+from varlap.errors import CheckpointError, ConfigError, DataError
 from varlap.experiments import RunSpec, Store, final_line
 from varlap.experiments.choice import choose, final_runs
 from varlap.experiments.final_line import record, recorded
@@ -274,6 +274,9 @@ def test_what_was_chosen_is_read_as_it_was_recorded_and_a_damaged_file_is_named(
     path.write_text("{}")
     with pytest.raises(DataError, match=r"cannot be read .*; delete it, and --final writes it again"):
         recorded(store)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/final cannot be written \(Not a directory\); choose another one"):
+        record(lines, Store(tmp_path / "file"))
 
 
 def test_the_longest_finished_sweep_chooses(tmp_path: Path):

@@ -162,6 +162,10 @@ def test_an_experiment_of_ones_own_is_read_and_its_mistakes_are_named_with_the_f
         path.write_text(own + table)
         with pytest.raises(ConfigError, match=message):
             Experiment.read(path)
+    path.write_text('[common]\nrecipe = "sgd"\n[grid]\ndata = "digits"\nmethod = "map"\nbeta = 0.1\n')
+    with pytest.raises(ConfigError, match=r"mine.toml: recipe = 'sgd' would be a name without its settings; choose it"):
+        Experiment.read(path)
+    assert [spec.optimizer for spec in Experiment.read(path, recipe="sgd").specs] == ["SGD"]
     path.write_text("[grid]\nbeta = []\n")
     with pytest.raises(ConfigError, match=r"beta = \[\] leaves nothing to run"):
         Experiment.read(path)

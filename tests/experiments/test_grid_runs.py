@@ -12,7 +12,7 @@ import pytest
 from small_runs import QUICK, Clocked, grid_by_its_clock
 
 from made_results import made_result
-from varlap.errors import ConfigError, OutOfTime
+from varlap.errors import ConfigError, DataError, OutOfTime
 from varlap.experiments import ImageTask, Result, RunSpec, Store, run_grid
 from varlap.experiments.expectation import Expectation
 from varlap.experiments.grid_progress import GridProgress
@@ -220,6 +220,18 @@ def test_more_training_images_than_a_later_data_set_has_are_refused_before_anyth
     assert not os.path.exists(tmp_path / "store")
     with pytest.raises(ConfigError, match=r"^num_train = 1294, but digits has 1293 images to train on$"):
         run_grid([RunSpec("digits", "map", 0.1, num_train=1294)], Store(tmp_path / "store"))
+
+
+def test_a_later_data_set_that_is_damaged_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VARLAP_DATA", str(tmp_path))
+    images, labels = np.zeros((50, 8, 8), np.uint8), np.zeros(50, int)
+    np.savez(tmp_path / "mnist", train_images=images, train_labels=labels, test_images=images, test_labels=labels[1:])
+    specs = [RunSpec(data, "map", 0.1) for data in ("digits", "mnist")]
+    with pytest.raises(DataError, match=r"mnist.npz: 50 test_images but 49 test_labels; they must agree$"):
+        run_grid(specs, Store(tmp_path / "store"))
+    assert not os.path.exists(tmp_path / "store")
 
 
 def test_a_held_out_part_that_is_no_image_is_refused_before_anything_runs(tmp_path: Path):

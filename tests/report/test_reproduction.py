@@ -18,7 +18,7 @@ from varlap.errors import DataError
 from varlap.experiments import Result, Store
 from varlap.experiments.final_line import FinalRow
 from varlap.experiments.grid import paper_numbers
-from varlap.report.reproduction import shared, write_reproduction
+from varlap.report.reproduction import shared, tables, write_reproduction
 from varlap.report.sweep_figures import figure_1, figure_2, over_epochs
 from varlap.report.sweep_glance import at_a_glance, draw_at_a_glance
 from varlap.report.sweep_notes import how_beta_was_chosen
@@ -100,6 +100,9 @@ def test_at_a_glance_every_row_stands_at_its_scores_the_best_on_top_with_the_pap
     (drawn,) = at_a_glance(sweep, "cifar10")
     assert drawn.name == "cifar10-at-a-glance"
     assert f"test NLL: {rows[-1].name} {rows[-1].cells['nll'].value:.3f}; " in drawn.picture.alt
+    assert drawn.picture.caption == "Each row at the β that held-out images choose, the best NLL on top."
+    (alone,) = sweeps([made_result(method, BEST[method]) for method in BEST])
+    assert at_a_glance(alone, "cifar10")[0].picture.caption == "Each row at its one β, the best NLL on top."
 
 
 def test_at_a_glance_another_networks_rows_stand_alone_and_one_row_is_not_drawn():
@@ -116,6 +119,8 @@ def test_final_runs_show_mean_and_error_over_seeds_and_nothing_chosen_by_test():
     cell = table.rows[0].cells["nll"]
     assert cell.value == pytest.approx(0.3625)
     assert cell.shown_range == "± 0.0058"  # 0.01/√3
+    noted = [heading for heading, (_, note) in tables(sweep).items() if "±: the standard error over the runs" in note]
+    assert noted == ["Table 1", "Every way of predicting"]  # the times have medians
     assert "test_nll" not in [column.key for column in table.columns]
     assert "which no finished sweep of all of them has chosen" in how_beta_was_chosen(sweep)  # as far as is known
 

@@ -113,7 +113,8 @@ def verify(
     else:
         for one in results:
             looked_at = "shapes and labels; no SHA-256 is known" if one.name in sources else "it can be loaded"
-            typer.echo(f"{one.name}: {one.problem or 'good'} ({'SHA-256 of every array' if one.known else looked_at})")
+            good = f"good ({'SHA-256 of every array' if one.known else looked_at})"
+            typer.echo(f"{one.name}: {one.problem or good}")
         if not results:
             typer.echo(f"no data sets in {data_folder()}")
     if any(one.problem for one in results):

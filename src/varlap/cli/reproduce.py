@@ -16,7 +16,7 @@ from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
 from varlap.cli.settings import setting_of
 from varlap.cli.stopping import page_if_stopped
-from varlap.errors import ConfigError, MissingExtraError, did_you_mean
+from varlap.errors import ConfigError, MissingExtraError, VarlapError, did_you_mean, warn
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
 from varlap.experiments.choice import final_runs
 from varlap.experiments.final_line import record, recorded
@@ -118,6 +118,10 @@ def reproduce(
         planned = plan(specs, store, device=chosen_device, again=again)
         if dry_run:
             show_plan(planned, {"experiment": experiment.name, "out": str(store.folder)}, as_json)
+            try:
+                check_data(specs, store, KnownRuns(store, again))
+            except VarlapError as error:
+                warn(f"without --dry-run this would be refused: {error}")
             return
         check_data(specs, store, KnownRuns(store, again))
         pending = [run.spec for run in planned if run.state == "pending"]

@@ -143,8 +143,8 @@ def _load_digits() -> ArrayData:
 
 
 def _not_found(name: str, folder: Path) -> str:
-    present = sorted(path.stem for path in folder.glob("*.npz"))
-    close = difflib.get_close_matches(name, dict.fromkeys([*present, *KNOWN_NAMES]))
+    by_lower = {known.lower(): known for known in [*sorted(path.stem for path in folder.glob("*.npz")), *KNOWN_NAMES]}
+    close = [by_lower[known] for known in difflib.get_close_matches(name.lower(), by_lower)]
     did_you_mean = f" Did you mean {' or '.join(map(repr, close))}?" if close and name not in close else ""
     fetch = f"Fetch it with `varlap data get {name}`, put" if name in SOURCES else "Put"
     return (

@@ -15,6 +15,7 @@ Progress = Callable[[str, int, int], None]
 """Is told a file's name, how many of its bytes are there, and how many there will be."""
 
 _CHUNK = 1 << 18
+_ELSEWHERE = "fetch it elsewhere, and give its folder with archives (--from)"
 _MAY_PASS = (408, 425, 429)  # statuses below 500 that another try may not meet
 
 
@@ -70,7 +71,7 @@ def download(
         except DataError as error:
             part.unlink()
             if not start:
-                raise
+                raise DataError(f"{error}; {_ELSEWHERE}") from error
             reason = str(
                 error
             )  # the beginning was of an earlier try, perhaps of another file: once more from the start
@@ -92,7 +93,8 @@ def _receive(archive: Archive, part: Path, start: int, progress: Progress | None
         if length is not None and length.isdigit() and start + int(length) != archive.size:
             part.unlink(missing_ok=True)
             raise DataError(
-                f"{archive.url} offers {start + int(length):,} bytes, not {archive.size:,}: it is not the file it was"
+                f"{archive.url} offers {start + int(length):,} bytes, not {archive.size:,}: it is not the file it was; "
+                f"{_ELSEWHERE}"
             )
         with part.open("ab" if start else "wb") as file:
             done = start

@@ -1,10 +1,11 @@
 """Data sets in the data folder: fetched, listed and verified."""
 
+import contextlib
 import difflib
 import importlib.util
 import itertools
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from varlap.data.arrays import data_folder, load
 from varlap.data.download import Progress, UnreachableError, download
 from varlap.data.sources import SOURCES, Archive, Source, hash_arrays
 from varlap.data.tables import UCI_SETS, uci_hint
-from varlap.errors import DataError, missing_extra
-from varlap.files import replacing
+from varlap.errors import ConfigError, DataError, missing_extra, warn
+from varlap.files import alone, locked, replacing
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def get(
     """Fetch a data set: download its original archives, check their SHA-256, and store them as NAME.npz.
 
     Nothing is stored unless all is as it should be. What is there already stays, unless `force` is set, and then until
-    its successor is complete. A download that broke off is carried on by the next call.
+    its successor is complete. A download that broke off is carried on by the next call. Of several processes that fetch
+    the same set, one does, and the others wait for it.
 
     Args:
         name: one of `SOURCES`, or a `Source` of your own.
@@ -108,15 +111,13 @@ def get(
     downloads = folder / "downloads" / source.name
     try:
         if archives is not None:
-            files = _given(source, Path(archives).expanduser())
-        else:
-            files = _downloaded(source, downloads, progress, tries)
-        arrays = source.read(*files)
-        if problem := source.find_problem(arrays):
-            raise DataError(f"{source.name}: {problem}; nothing was stored")
-        _write(path, arrays)
-        if archives is None:
-            _remove(files)
+            _store(source, _given(source, Path(archives).expanduser()), path)
+            return path
+        with _alone(source.name, downloads):
+            if force or not path.is_file():  # else another process has fetched it meanwhile
+                files = _downloaded(source, downloads, progress, tries)
+                _store(source, files, path)
+                _remove(files)
     except DataError:
         raise
     except OSError as error:
@@ -139,7 +140,7 @@ def find_source(name: str, sources: Mapping[str, Source]) -> Source:
         )
     if name == "uci" or name in UCI_SETS:
         raise DataError(f"the UCI tables are not fetched, since no SHA-256 is published. {uci_hint(data_folder())}")
-    close = difflib.get_close_matches(name, sources)
+    close = difflib.get_close_matches(name.lower(), sources)
     hint = f"did you mean {' or '.join(map(repr, sorted(close)))}? There" if close else "there"
     raise DataError(f"no data set {name!r} to fetch; {hint} are {', '.join(sources)}")
 
@@ -162,19 +163,6 @@ def look(path: Path) -> Stored:
     return Stored(path.stem, path, path.stat().st_size, shapes, problem)
 
 
-def num_training_images(name: str) -> int | None:
-    """Tell how many training images a data set has, by the headers of its file; None where they do not tell.
-
-    >>> num_training_images("digits"), num_training_images("no such data")
-    (1437, None)
-    """
-    if name == "digits":
-        return len(load(name).train_labels)
-    path = data_folder() / f"{name}.npz"
-    shape = look(path).shapes.get("train_labels") if path.is_file() else None
-    return shape[0] if shape else None
-
-
 def find_stored(folder: str | Path | None = None) -> list[Stored]:
     """Describe every NAME.npz in the data folder, by name.
 
@@ -185,7 +173,8 @@ def find_stored(folder: str | Path | None = None) -> list[Stored]:
     [('cats', {'train_images': (4, 8, 8)}, 'it has no train_labels')]
     """
     folder = data_folder() if folder is None else Path(folder).expanduser()
-    return [look(path) for path in sorted(folder.glob("*.npz")) if not path.name.startswith(".")]
+    found = sorted(path for path in folder.glob("*.npz") if path.is_file())  # no folder, and no link to nowhere
+    return [look(path) for path in found if not path.name.startswith(".")]
 
 
 def verify(name: str | Source, folder: str | Path | None = None) -> Verification:
@@ -247,7 +236,10 @@ def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: 
     paths = [folder / archive.name for archive in source.archives]
     for archive, path in zip(source.archives, paths, strict=True):
         if path.is_file():  # of an earlier call, or put there by hand
-            archive.check(path)
+            try:
+                archive.check(path)
+            except DataError as error:
+                raise DataError(f"{error}; delete it, and it is fetched again") from error
             continue
         try:
             download(archive, path, progress=progress, tries=tries)
@@ -261,12 +253,29 @@ def _downloaded(source: Source, folder: Path, progress: Progress | None, tries: 
     return paths
 
 
+@contextlib.contextmanager
+def _alone(name: str, folder: Path) -> Iterator[None]:
+    """Wait until no other process downloads to a folder; not where files cannot be locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(ConfigError):
+            if (file := locked(folder / _LOCK)) is not None:
+                held.enter_context(file)
+            else:
+                warn(f"another process is fetching {name}; this one waits for it")
+                held.enter_context(alone(folder / _LOCK))
+        yield
+
+
 def _it(several: Sequence[object]) -> str:
     return "it" if len(several) == 1 else "them"
 
 
-def _write(path: Path, arrays: Arrays) -> None:
-    """Write the file beside its place and rename it, so that NAME.npz is always a whole one."""
+def _store(source: Source, files: Sequence[Path], path: Path) -> None:
+    """Read the archives and write the file beside its place, then rename it: NAME.npz is always a whole one."""
+    arrays = source.read(*files)
+    if problem := source.find_problem(arrays):
+        raise DataError(f"{source.name}: {problem}; nothing was stored")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         np.savez(file, **{key: arrays[key] for key in _KEYS})  # pyright: ignore[reportArgumentType]
@@ -276,6 +285,8 @@ def _remove(files: list[Path]) -> None:
     """Remove the downloads, whose content is stored now, and their folders where nothing else is in them."""
     for file in files:
         file.unlink(missing_ok=True)
-    for folder in (files[0].parent, files[0].parent.parent):
-        if not any(folder.iterdir()):
-            folder.rmdir()
+    folder = files[0].parent
+    with contextlib.suppress(OSError):  # Windows deletes no open file, and nobody a folder that is not empty
+        (folder / _LOCK).unlink()
+        folder.rmdir()
+        folder.parent.rmdir()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varlap.errors import DataError
+from varlap.errors import CheckpointError, DataError
 from varlap.experiments.spec import Method, RunSpec
 from varlap.experiments.store import Result, Store
 from varlap.experiments.ways import NAMES, Key, Way
@@ -98,12 +98,16 @@ def record(lines: Sequence[FinalLine], store: Store) -> None:
     >>> recorded(store) == [line]
     True
     """
-    (store.folder / FINAL).mkdir(parents=True, exist_ok=True)
-    with alone(store.folder / FINAL / ".lock"):  # another command may record other methods there
-        for given in lines:
-            line = _with_other_methods(given, store)
-            content = dataclasses.asdict(line) | {"spec": line.spec.stated()}
-            replace_file(_path(line, store), (json.dumps(content, indent=1) + "\n").encode())
+    folder = store.folder / FINAL
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder / ".lock"):  # another command may record other methods there
+            for given in lines:
+                line = _with_other_methods(given, store)
+                content = dataclasses.asdict(line) | {"spec": line.spec.stated()}
+                replace_file(_path(line, store), (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written ({error.strerror or error}); choose another one") from error
 
 
 def _with_other_methods(line: FinalLine, store: Store) -> FinalLine:

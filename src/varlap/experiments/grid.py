@@ -108,10 +108,22 @@ def expand(content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunS
             )
     settings = {**content.get("common", {}), **content.get("grid", {}), **changes}
     axes = {name: _listed(name, value) for name, value in settings.items()}
+    if "recipe" not in changes:
+        _refuse_borrowed_names(axes.get("recipe", []))
     points = (dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values()))
     specs = tuple(dict.fromkeys(RunSpec.of(point) for whole in points for point in _with_own_betas(whole)))
     _refuse_idle_multipliers(specs)
     return specs
+
+
+def _refuse_borrowed_names(recipes: Sequence[Any]) -> None:
+    """Refuse a file that calls itself by a recipe's name, which brings none of that recipe's settings."""
+    for recipe in recipes:
+        if RECIPES.get(str(recipe)):  # the paper's has none, since they are the defaults
+            raise ConfigError(
+                f"recipe = {recipe!r} would be a name without its settings; choose it by --recipe {recipe}, or give "
+                "your own another name"
+            )
 
 
 def _refuse_idle_multipliers(specs: Sequence[RunSpec]) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from varlap.data import data_folder
-from varlap.data.store import num_training_images
+from varlap.data import data_folder, load
 from varlap.errors import ConfigError, NonFiniteError, OutOfTime
 from varlap.experiments.evaluation import origin
 from varlap.experiments.expectation import Expectation
@@ -204,7 +203,7 @@ def _diverged(spec: RunSpec, store: Store, device: str, seconds: float, why: str
 
 
 def check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None:
-    """Refuse a grid before anything runs if data are missing or too few; runs that the store has need no data."""
+    """Refuse a grid before anything runs if data are missing, damaged or too few; runs that the store has need none."""
     pending = [spec for spec in specs if runs.find(spec) is None]
     wanted = dict.fromkeys(spec.data for spec in pending)
     missing = [data for data in wanted if data != "digits" and not (data_folder() / f"{data}.npz").is_file()]
@@ -222,11 +221,10 @@ def check_data(specs: Sequence[RunSpec], store: Store, runs: KnownRuns) -> None:
             f"there, or set VARLAP_DATA to the folder that holds {it}{choose}"
         )
     for data in wanted:
-        sizes = {(spec.validation, spec.num_train) for spec in pending if spec.data == data}
-        if (num_images := num_training_images(data)) is not None:
-            for validation, num_train in sizes:
-                check_held_out(data, num_images, validation)
-                check_num_train(data, num_images, validation, num_train)
+        num_images = len(load(data).train_labels)  # read whole, since later it would stop the grid midway
+        for validation, num_train in {(spec.validation, spec.num_train) for spec in pending if spec.data == data}:
+            check_held_out(data, num_images, validation)
+            check_num_train(data, num_images, validation, num_train)
 
 
 def _told(result: Result) -> str:

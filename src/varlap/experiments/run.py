@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from varlap.errors import CheckpointError
 from varlap.experiments.augmentation import augmentation
 from varlap.experiments.evaluation import origin
 from varlap.experiments.outside import partner
@@ -149,7 +150,10 @@ def claim(spec: RunSpec, store: Store) -> Iterator[bool]:
     []
     """
     path = store.folder / RUNNING / f"{spec.key()}.lock"
-    held = _held(path)
+    try:
+        held = _held(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written ({error.strerror or error}); choose another folder") from error
     try:
         yield held is not None
     finally:

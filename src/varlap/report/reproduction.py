@@ -158,7 +158,13 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
             what_diverged(part),
         ]
         found[FIGURE_2_NUMBERS] = numbers, " ".join(filter(None, words))
-    return found
+    return {heading: (table, f"{words}{_error(table)}") for heading, (table, words) in found.items()}
+
+
+def _error(table: Table) -> str:
+    """Say what stands after a mean over seeds, where a table has some."""
+    of_several = any(cell.standard_error is not None for row in table.rows for cell in row.cells.values())
+    return " ±: the standard error over the runs of a row." if of_several else ""
 
 
 def _rate_at_one(part: Sweep) -> str:

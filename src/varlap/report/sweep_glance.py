@@ -24,7 +24,8 @@ def at_a_glance(sweep: Sweep, prefix: str) -> list[Drawn]:
     if len(scores) < 2:
         return []
     told = "; ".join(f"{NAMES[key]} {row['nll']:.3f}" for key, row in reversed(scores.items()))
-    caption = "Each row at the β that held-out images choose, the best NLL on top."
+    chosen = sweep.final is not None or any(choice.num_trials > 1 for choice in sweep.choices().values())
+    caption = f"Each row at {'the β that held-out images choose' if chosen else 'its one β'}, the best NLL on top."
     alt = f"Scores on {sweep.title}; test NLL: {told}"
     return [drawn(f"{prefix}-at-a-glance", lambda: draw_at_a_glance(sweep)[0], alt, caption)]
 
