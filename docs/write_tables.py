@@ -181,6 +181,24 @@ def _mean_or_failures(nlls: list[float | None]) -> str:
     return "; ".join(filter(None, [mean, lost]))
 
 
+def activations() -> list[str]:
+    """Test scores of ordinary networks by what stands for ReLU, the mean of the seeds."""
+    runs = json.loads((ROOT / "results" / "quality" / "activations.json").read_text())["runs"]
+    found: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
+    for run in runs:
+        found.setdefault((run["network"], run["method"]), {}).setdefault(run["activation"], []).append(run)
+    names = list(dict.fromkeys(run["activation"] for run in runs))
+    rows = [
+        _row(network, method, *(_means(ones[name], ("nll", "accuracy", "ece")) for name in names))
+        for (network, method), ones in found.items()
+    ]
+    return [*_head("network", "method", *names), *rows]
+
+
+def _means(runs: Sequence[dict[str, float]], scores: Sequence[str]) -> str:
+    return " / ".join(f"{statistics.fmean(run[score] for run in runs):.3f}" for score in scores)
+
+
 def settings() -> list[str]:
     """The settings of a run with their defaults, from the words in the code."""
     (spec,) = (node for node in ast.parse(SPEC.read_text()).body if isinstance(node, ast.ClassDef))
@@ -208,6 +226,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "times-of-an-epoch": times_of_an_epoch,
     "curvature-costs": curvature_costs,
     "held-labels": held_labels,
+    "activations": activations,
     "settings": settings,
 }
 

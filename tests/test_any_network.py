@@ -441,7 +441,7 @@ def test_relu_warns_once_and_names_the_place(network, place, objective):
     message = (
         rf"^{objective.__name__} needs second derivatives, and the network has activations without one: {place} "
         r"The means' gradient then loses the activations' curvature \(variances are unaffected\)\. "
-        r"Swap modules by network = varlap\.smooth\(network\); write functional calls as F\.softplus, .*F\.gelu$"
+        r"Swap modules by network = varlap\.smooth\(network\); write functional calls as F\.silu, .*F\.softplus$"
     )
     with pytest.warns(VarlapWarning, match=message) as caught:
         tries(bnn, x, y)

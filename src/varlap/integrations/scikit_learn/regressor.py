@@ -27,7 +27,8 @@ class VLRegressor(RegressorMixin, VLEstimator):
     step, with nothing left to chance: there a weight of 2 is a row given twice.
 
     Args:
-        hidden: sizes of the hidden layers; by default one layer of 50 units, or two from 2,000 rows on.
+        hidden: sizes of the hidden layers; by default one layer of 50 units, two from 2,000 rows on, and two of 100
+            from 20,000 rows on.
         network: a function of (num_inputs, num_outputs) that makes your own `nn.Module` instead; it gets standardised
             inputs. A `def` can be pickled, a lambda cannot.
         noise: "varying" trains a second, small network on the residuals, which says how large the noise is for each
@@ -37,8 +38,8 @@ class VLRegressor(RegressorMixin, VLEstimator):
         epochs: passes over the rows; by default by their number, from 80 to some 4,000 steps.
         batch_size: rows a step; by default all of a small table (fewer than 2,000 rows, and rows × targets × weights of
             the network up to two million), else 128, or 256 from 2,000 rows on.
-        lr: learning rate of Adam, which falls to zero along a cosine; by default 0.03 for a small table,
-            0.01 for others.
+        lr: learning rate of Adam, which falls to zero along a cosine; by default 0.03 for a small table and from 20,000
+            rows on, 0.01 for others.
         prior: of the weights, such as `varlap.OneScalePrior(1.0)`; by default `varlap.EmpiricalBayesPrior()`, or
             `varlap.FanInPrior()` from 2,000 rows on.
         how: the way to predict, "mean", "linearised" or "sampled"; by default linearised, in closed form: the mean

@@ -1,7 +1,7 @@
 """What is chosen where the user chose nothing: by the size of the table."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -9,10 +9,10 @@ from varlap.curvature import Curvature, ExactFisher
 from varlap.curvature.exact_fisher import takes_items_at_once
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, Prior
 
+FEWEST_VERY_LARGE = 20_000
 FEWEST_LARGE = 2000  # rows of a table that is never trained on all of them in every step
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
 EXACT = ExactFisher(every=10, memory=0.5)
-LR_OF_BATCHES = 0.01
 NOISE_HIDDEN, NOISE_BETA, NOISE_LR = (20,), 0.5, 0.02  # of the network that says how large a regressor's noise is
 FEWEST_STEPS, MOST_STEPS = 80, 4000
 STEPS_PER_ROW, STEPS_PER_ROOT = 1.5, 30.0
@@ -33,11 +33,13 @@ class Defaults:
     batch_size: int
     warmup: float
     """part of the steps over which β rises: a learnt prior would prune weights that have not learnt yet"""
+    lr_of_batches: float = 0.01
+    """where a step does not see the whole table"""
 
 
 @dataclass(frozen=True)
 class BySize:
-    """Defaults for small tables and for large ones.
+    """Defaults for small tables, for large ones, and for very large ones.
 
     >>> CLASSES.of(100).hidden, CLASSES.of(10_000).hidden
     ((50,), (100,))
@@ -46,10 +48,14 @@ class BySize:
     small: Defaults
     large: Defaults
     fewest_large: int
+    very_large: Defaults
+    fewest_very_large: int
 
     def of(self, num_data: float) -> Defaults:
         """Return the defaults for so many rows."""
-        return self.small if num_data < self.fewest_large else self.large
+        if num_data >= self.fewest_very_large:
+            return self.very_large
+        return self.large if num_data >= self.fewest_large else self.small
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,22 @@ class Sizing:
     """whether it is trained on all its rows in every step"""
 
 
+_LARGE_OF_CLASSES = Defaults(hidden=(100,), beta=0.03, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0)
 CLASSES = BySize(
     Defaults(hidden=(50,), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0),
-    Defaults(hidden=(100,), beta=0.03, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0),
+    _LARGE_OF_CLASSES,
     fewest_large=1000,
+    very_large=_LARGE_OF_CLASSES,
+    fewest_very_large=FEWEST_VERY_LARGE,
 )
+_LARGE_OF_NUMBERS = Defaults(hidden=(50, 50), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=256, warmup=0.3)
 NUMBERS = BySize(
     Defaults(hidden=(50,), beta=0.6, prior=EmpiricalBayesPrior(), lr=0.03, batch_size=128, warmup=0.3),
-    Defaults(hidden=(50, 50), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=256, warmup=0.3),
+    _LARGE_OF_NUMBERS,
     fewest_large=FEWEST_LARGE,
+    # In 4,000 steps so many rows are seen some dozen times only: a higher rate and a wider network learn more of them.
+    very_large=replace(_LARGE_OF_NUMBERS, hidden=(100, 100), lr_of_batches=0.03),
+    fewest_very_large=FEWEST_VERY_LARGE,
 )
 
 
@@ -139,7 +152,7 @@ def plan(
     return Plan(
         batch_size=size,
         epochs=passes,
-        lr=(defaults.lr if whole else LR_OF_BATCHES) if lr is None else lr,
+        lr=(defaults.lr if whole else defaults.lr_of_batches) if lr is None else lr,
         warmup_steps=round(defaults.warmup * passes * steps_per_epoch),
         noise_epochs=math.ceil(passes / 2),
         curvature=EXACT if whole else None,
