@@ -134,3 +134,19 @@ def test_the_whole_data_in_another_order_are_left_in_peace():
         smaller = varlap.VL(num_data=100)
         for part in (slice(0, 4), slice(4, 8)):
             smaller(bnn, X[part], y[part])
+
+
+def test_steps_that_never_have_curvature_are_named_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("varlap.objectives.vl.CALLS_WITHOUT_CURVATURE", 10)
+    bnn = varlap.BNN(nn.Linear(4, 3))
+    message = r"no curvature in 10 calls: Fisher\(every=4, .*; pass consecutive numbers as step"
+
+    def take(steps: range) -> None:
+        objective = varlap.VL(len(Y))
+        for step in steps:
+            objective(bnn, X, Y, step=step)
+
+    with pytest.warns(VarlapWarning, match=message) as said:
+        take(range(1, 60, 2))
+    assert len(said) == 1
+    take(range(30))  # the settings of pytest would make a warning an error

@@ -20,6 +20,7 @@ from varlap.objectives.objective import Context, DataTerm, Gradients, Objective
 from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
+CALLS_WITHOUT_CURVATURE = 1000  # more than the parts of many accumulated steps
 Variances = Literal["learnt", "closed-form"]
 
 
@@ -84,7 +85,7 @@ class VL(Objective):
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
-        self._calls_since_update = 0
+        self._calls_since_update = self._calls_without_curvature = 0
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
@@ -126,6 +127,14 @@ class VL(Objective):
             running.move_to(context.bnn.device)
         if context.with_gradients:
             self._owner = weakref.ref(context.bnn)
+            self._calls_without_curvature += 1
+            if self.curvature.weight(context.streams.step):
+                self._calls_without_curvature = 0
+            if self._calls_without_curvature == CALLS_WITHOUT_CURVATURE:
+                warn(
+                    f"VL has evaluated no curvature in {CALLS_WITHOUT_CURVATURE} calls: {self.curvature!r} does so "
+                    "where `step` is a multiple of `every`; pass consecutive numbers as step=..., or leave it out"
+                )
         if self.sets_variances and context.with_gradients:
             self._calls_since_update += 1
             if self._calls_since_update == CALLS_WITHOUT_UPDATE:
