@@ -14,6 +14,7 @@ from torch import Tensor
 import varlap
 from varlap.errors import CheckpointError, ConfigError
 from varlap.files import locked, replace_file
+from varlap.likelihoods import Gaussian
 from varlap.objectives import Objective
 from varlap.posterior import BNN
 from varlap.training.checkpoint import (
@@ -52,7 +53,7 @@ def spec_of(
     own = {name: value for name, value in vars(objective).items() if not name.startswith("_")}
     described = {name: _plain(value) for name, value in own.items() if name not in NOT_OF_THE_SPEC}
     decays = {f"decay of {name}": running.decay for name, running in objective.running_means().items()}
-    model = describe(bnn)
+    model = describe(bnn) | _fixed_noise(bnn)
     return {
         "label": dict(label or {}),
         "objective": {"class": type(objective).__name__, **described, **decays},
@@ -164,6 +165,7 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
             old = ADDED_LATER | old if part == "settings" else old
+            old = {"noise": new.get("noise")} | old if part == "model" else old  # earlier versions did not tell it
             free = NOT_COMPARED | _free_of_consequence(new)
             names = [name for name in (old.keys() | new.keys()) - free if old.get(name) != new.get(name)]
             called: dict[str, str] = {"fingerprint": "data of fingerprint"}  # which alone says nothing
@@ -171,6 +173,13 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
         elif old != new:
             differences.append(f"it has {_pair(part, old, new)}")
     return differences
+
+
+def _fixed_noise(bnn: BNN) -> dict[str, Any]:
+    """Tell a noise that is not learnt: the weights follow from it, and a checkpoint would bring back its own."""
+    noise = getattr(bnn.likelihood, "log_noise", None)
+    fixed = isinstance(bnn.likelihood, Gaussian) and not isinstance(noise, torch.nn.Parameter)
+    return {"noise": noise.exp().tolist()} if fixed and noise is not None else {}
 
 
 def _free_of_consequence(settings: dict[str, Any]) -> set[str]:
