@@ -15,10 +15,10 @@ demo: .venv/.installed
 	$(BIN)/varlap demo
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-all: lint
-	$(BIN)/pytest -n 2 -m ''
+	$(BIN)/pytest -n 2 --dist worksteal -m ''
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
