@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from varlap.experiments import Evaluated, Result
-from varlap.experiments.grid import paper_numbers, recipe_settings
+from varlap.experiments.grid import Experiment, paper_numbers, recipe_settings
 from varlap.experiments.ways import LEAST, MOST, NAMES, PAPERS, Key
 from varlap.plot.style import plain_number
 from varlap.report.sections import Method
@@ -93,7 +93,8 @@ def table_2(sweep: Sweep) -> Table:
     >>> from varlap.experiments import RunSpec
     >>> from varlap.report.sweeps import sweeps
     >>> scores, epoch = {"mean": {"nll": 0.25}}, {"seconds": 3.0}
-    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "map", 0.1), scores, {}, {}, 3.0, (epoch,))])
+    >>> spec = RunSpec("cifar10", "map", 0.1, validation=0.0, linearised=False)
+    >>> (sweep,) = sweeps([Result(spec, scores, {}, {}, 3.0, (epoch,))])
     >>> print(table_2(sweep).to_markdown().splitlines()[2])
     | MAP | 3.00 | 1.00 | 41.8 | 1.00 |
     """
@@ -122,7 +123,7 @@ def table_2(sweep: Sweep) -> Table:
 
 
 def papers_times(sweep: Sweep) -> Mapping[str, float]:
-    """Return the paper's seconds an epoch by method; none beside steps that are not its own.
+    """Return the paper's seconds an epoch by method; none beside steps that are not its own, or not run to be timed.
 
     >>> from varlap.experiments import RunSpec
     >>> from varlap.report.sweeps import sweeps
@@ -130,6 +131,9 @@ def papers_times(sweep: Sweep) -> Mapping[str, float]:
     >>> papers_times(ours)
     {}
     """
+    timed = Experiment.named("table-2").specs[0]
+    if (sweep.spec.validation, sweep.spec.linearised) != (timed.validation, timed.linearised):
+        return {}
     return {} if unlike_the_papers(sweep) else paper_numbers("table-2").get(sweep.spec.data, {})
 
 
