@@ -397,6 +397,14 @@ def test_runs_of_other_epochs_recipes_or_sizes_are_never_put_side_by_side():
     assert sorted(titles[1:]) == ["cifar10, paper recipe, 4 epochs", "cifar10, paper recipe, 4 epochs, width 32"]
 
 
+def test_the_papers_recipe_comes_first_and_the_longest_training_within_a_recipe():
+    settings = [("fashion_mnist", "paper", 4), ("cifar10", "ours", 9), ("cifar10", "paper", 4), ("cifar10", "paper", 9)]
+    found = sweeps(made_result("vl", 0.1, data=data, recipe=name, num_epochs=n) for data, name, n in settings)
+    assert [(sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) for sweep in found] == [
+        *(("cifar10", "paper", 9), ("cifar10", "paper", 4), ("cifar10", "ours", 9), ("fashion_mnist", "paper", 4)),
+    ]
+
+
 def _faster() -> list:
     return [
         made_result(method, beta, log_sigma_lr_multiplier=multiplier)

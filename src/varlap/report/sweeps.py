@@ -114,7 +114,7 @@ class Sweep:
 
 
 def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[Sweep]:
-    """Group results by what they share, in the order of data and recipe, the longest first.
+    """Group results by what they share, in the order of data and recipe, the paper's and the longest first.
 
     Runs with and without linearised predictions are the same training; of one that is there both ways the result with
     more scores is shown.
@@ -138,7 +138,7 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
         dataclasses.replace(spec, linearised=any(run.spec.linearised for run in runs)): runs
         for spec, runs in groups.items()
     }
-    specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe, -spec.epochs, spec.key()))
+    specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe != "paper", spec.recipe, -spec.epochs, spec.key()))
     titles = [_title(spec, specs) for spec in specs]
     lines = tuple(lines)
     found = []
