@@ -468,6 +468,24 @@ def test_figure_2_stands_in_numbers_on_the_page_and_in_the_terminal(tmp_path: Pa
     assert table_of_multipliers(sweeps(made_sweep())[0]) is None
 
 
+def test_runs_for_figure_2_have_it_alone_and_among_others_it_is_the_last(tmp_path: Path):
+    def headings(runs: list[Result], folder: Path) -> list[str]:
+        for run in runs:
+            Store(folder).put(run)
+        write_reproduction(folder, folder / "report")
+        return re.findall(r"^### (.*)$", (folder / "report" / "report.md").read_text(), re.M)
+
+    of_figure_2 = ["Figure 2 in numbers", "Figure 2, β = 1", "Figure 2, β = 0.1"]
+    assert headings(_faster(), tmp_path / "alone") == of_figure_2
+    (section,) = json.loads((tmp_path / "alone" / "report" / "report.json").read_text())["sections"]
+    assert section["beta"] is None
+    assert "arXiv" not in (tmp_path / "alone" / "report" / "report.md").read_text()
+    for number, other in enumerate([made_result("map", 0.1), made_result("vl", 0.03)]):
+        found = headings([*_faster(), other], tmp_path / f"{number}")
+        assert found[0] == "Table 1"
+        assert [heading for heading in found if heading in of_figure_2] == of_figure_2
+
+
 def test_where_multipliers_differ_table_1_says_which_its_rows_have_and_every_run_its_own():
     (sweep,) = sweeps(_faster())
     said = "Of the multipliers of log σ's learning rate, × 1, × 3, × 10, × 30, only runs with × 10 are here."

@@ -29,7 +29,7 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
 
 def has_papers_scores(sweep: Sweep) -> bool:
     """Tell whether the paper's scores stand beside ours."""
-    return sweep.is_the_papers and sweep.spec.data in paper_numbers("table-1")
+    return sweep.is_the_papers and not sweep.is_figure_2 and sweep.spec.data in paper_numbers("table-1")
 
 
 def _papers_scores(sweep: Sweep) -> str:

@@ -66,6 +66,13 @@ class Sweep:
         }
         return {beta: methods for beta, methods in several.items() if methods}
 
+    @property
+    def is_figure_2(self) -> bool:
+        """Whether every run has its like at another multiplier, so that there is no β to choose among them."""
+        specs = [result.spec for result in (*self.results, *self.diverged)]
+        others = {(s.method, s.beta) for s in specs if s.log_sigma_lr_multiplier != self.multiplier}
+        return bool(self.of_several_multipliers()) and all((s.method, s.beta) in others for s in specs)
+
     def name(self, spec: RunSpec) -> str:
         """Return what the page calls a run.
 
