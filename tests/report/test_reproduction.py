@@ -405,9 +405,9 @@ def test_the_papers_recipe_comes_first_and_the_longest_training_within_a_recipe(
     ]
 
 
-def _faster() -> list:
+def _faster(data: str = "cifar10") -> list[Result]:
     return [
-        made_result(method, beta, log_sigma_lr_multiplier=multiplier)
+        made_result(method, beta, data=data, log_sigma_lr_multiplier=multiplier)
         for method in ("vi", "vl")
         for beta in (1.0, 0.1)
         for multiplier in (1.0, 3.0, 10.0, 30.0)
@@ -531,6 +531,45 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     assert len(list((tmp_path / "figures").iterdir())) == 10
     again = write_reproduction(store, tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
+
+
+def test_a_page_of_several_trainings_begins_with_the_scores_of_all(tmp_path: Path):
+    other = made_sweep(model="mlp", num_epochs=9)
+    for result in [*made_sweep(), *other, *_faster("fashion_mnist"), *made_sweep((0.1,), validation=0.0)]:
+        Store(tmp_path).put(result)
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    content = json.loads((tmp_path / "report" / "report.json").read_text())
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    expected = [
+        (f"{section['title']}: {row['name']}", {k: v for k, v in row["scores"].items() if k in columns})
+        for columns in [[column["key"] for column in content["summary"]["columns"]]]
+        for section in content["sections"]
+        if section["data"] == "cifar10" and "Table 1" in section["tables"]
+        for row in section["tables"]["Table 1"]["rows"]
+    ]
+    rows = content["summary"]["rows"]
+    assert len(rows) == 8
+    assert [(row["name"], row["scores"]) for row in rows] == expected
+    assert list(rows[0]["scores"]) == ["nll", "accuracy", "ece"]  # of another network
+    assert [*rows[-1]["scores"]] == ["nll", "paper_nll", "accuracy", "paper_accuracy", "ece", "paper_ece"]
+    assert page.index("<h2>Test scores beside the paper&#x27;s</h2>") < page.index(
+        f'<th scope="row">{rows[0]["name"]}<'
+    )
+    assert page.index(f'<th scope="row">{rows[-1]["name"]}<') < page.index("<h3>Table 1</h3>")
+    assert "## Test scores beside the paper's" in markdown
+    assert markdown.index(rows[-1]["name"].replace("_", "\\_")) < markdown.index("### Table 1")
+
+
+def test_a_page_of_one_training_has_no_summary(store: Store, tmp_path: Path):
+    page = write_reproduction(store, tmp_path)
+    assert "beside the paper&#x27;s</h2>" not in page.read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["summary"] is None
+
+
+def test_the_heading_of_the_summary_names_the_paper_where_its_scores_are_there_alone(tmp_path: Path):
+    for number in (4, 9):
+        Store(tmp_path).put(made_result("vl", 0.1, model="mlp", num_epochs=number))
+    assert "<h2>Test scores</h2>" in write_reproduction(tmp_path, tmp_path / "report").read_text()
 
 
 def test_the_page_names_the_commit_of_every_run_and_markdown_shows_the_command_as_code(tmp_path: Path):

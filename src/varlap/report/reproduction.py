@@ -29,6 +29,7 @@ from varlap.report.sweep_tables import (
     papers_times,
     table_1,
     table_2,
+    table_of_all_trainings,
     table_of_all_ways,
     table_of_multipliers,
     table_of_runs,
@@ -40,6 +41,10 @@ TABLE_1 = "Table 1"
 TABLE_2 = "Table 2"
 TIMES = "Time per epoch"
 FIGURE_2_NUMBERS = "Figure 2 in numbers"
+_OF_ALL_TRAININGS = (
+    "Each Table 1 below in short; its notes say how β was chosen, and what the paper's scores are. Bold: the best of a "
+    "training."
+)
 NOTED = (TABLE_1, TABLE_2, TIMES, FIGURE_2_NUMBERS)
 """the headings of the tables that cannot be understood without their notes"""
 _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
@@ -76,6 +81,10 @@ def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = No
     lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`{beside}."
     files: dict[str, bytes] = {}
     bodies, texts = [], []
+    if (summary := table_of_all_trainings(parts)) is not None:
+        heading = "Test scores beside the paper's" if beside else "Test scores"
+        bodies.append((heading, scrolled(summary.to_html(heading), heading) + note(_OF_ALL_TRAININGS)))
+        texts.append(f"## {heading}\n\n{summary.to_markdown()}\n\n{_OF_ALL_TRAININGS}\n")
     for part in parts:
         groups = _figures(part, folder_name(part.title))
         for _, drawn in groups:
@@ -111,8 +120,10 @@ def _title(parts: Sequence[Sweep]) -> str:
 
 def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
     """Return the whole report as plain data."""
+    summary = table_of_all_trainings(parts)
     return {
         "title": title or _title(parts),
+        "summary": None if summary is None else summary.to_json(),
         "sections": [
             {
                 "data": part.spec.data,

@@ -67,6 +67,30 @@ def table_1(sweep: Sweep) -> Table | None:
     return Table(tuple(columns), tuple(rows))
 
 
+def table_of_all_trainings(sweeps: Sequence[Sweep]) -> Table | None:
+    """Return the test scores of every Table 1, beside the paper's; None where there are not several.
+
+    >>> from varlap.experiments import RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> scores = {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
+    >>> specs = [RunSpec("cifar10", "vl", 0.1, epochs=number) for number in (50, 200)]
+    >>> found = sweeps([Result(spec, scores, scores, {}, 9.0) for spec in specs])
+    >>> print(table_of_all_trainings(found).to_markdown().splitlines()[2])
+    | cifar10, paper recipe, 200 epochs: VL | 0.2500 | 0.23 | 92.00 | 92.4 | 0.0200 | 0.017 |
+    """
+    found = {sweep.title: table for sweep in sweeps if not sweep.is_figure_2 and (table := table_1(sweep)) is not None}
+    if len(found) < 2:
+        return None
+    columns = {column.key: column for table in found.values() for column in table.columns}
+    keys = [key for score in _SCORES for key in (score, f"paper_{score}") if key in columns]
+    rows = (
+        dataclasses.replace(row, name=f"{title}: {row.name}", cells={k: row.cells[k] for k in keys if k in row.cells})
+        for title, table in found.items()
+        for row in table.rows
+    )
+    return Table(tuple(columns[key] for key in keys), tuple(rows))
+
+
 def table_of_all_ways(sweep: Sweep) -> Table | None:
     """Return all ways of predicting, baselines that the paper lacks among them, with detection of other images."""
     choices = sweep.choices()
