@@ -51,6 +51,8 @@ def test_table_1_has_the_papers_numbers_beside_ours_and_what_test_images_would_c
     assert (vl["paper_nll"], vl["paper_accuracy"], vl["paper_ece"]) == ("0.23", "92.4", "0.017")
     assert float(vl["nll"]) == pytest.approx(0.3525)
     assert float(vl["test_nll"]) == pytest.approx(0.3225)
+    assert (vl["test_accuracy"], vl["test_ece"]) == ("92.95", "0.0205")
+    assert not any(cell.best for row in table.rows for key, cell in row.cells.items() if key.startswith("test_"))
     headings = [column.heading for column in table.columns]
     assert headings[1:3] == ["NLL ↓", "paper's NLL"]
     assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)

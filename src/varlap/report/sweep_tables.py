@@ -47,20 +47,19 @@ def table_1(sweep: Sweep) -> Table | None:
     for score in _SCORES.values():
         columns.append(score)
         if theirs:
-            columns.append(
-                dataclasses.replace(score, key=f"paper_{score.key}", title=f"paper's {score.title}", direction="")
-            )
-    on_test: dict[str, Cell] = {}
+            columns.append(_renamed(score, "paper", "paper's"))
+    on_test: dict[str, Mapping[str, Cell]] = {}
     if sweep.final is None and any(choice.num_trials > 1 for choice in choices.values()):
         columns.append(Column("test_beta", "best-on-test β"))
-        columns.append(best := Column("test_nll", "best-on-test NLL"))
-        nlls = {key: statistics.fmean(run.test[key[1]]["nll"] for run in choices[key].by_test) for key in choices}
-        on_test = printed(best, {NAMES[key]: Cell(nll) for key, nll in nlls.items()})
+        columns += [_renamed(score, "test", "best-on-test") for score in _SCORES.values()]
+        best = comparison([_chosen(key, choice.by_test) for key, choice in choices.items()])
+        on_test = {row.name: row.cells for row in best.rows}
     rows = []
     for row, (key, choice) in zip(ours.rows, choices.items(), strict=True):
         cells = dict(row.cells) | {"beta": _beta(choice.beta)}
         if on_test:
-            cells |= {"test_beta": _beta(choice.by_test[0].spec.beta), "test_nll": on_test[row.name]}
+            cells["test_beta"] = _beta(choice.by_test[0].spec.beta)
+            cells |= {f"test_{score}": dataclasses.replace(on_test[row.name][score], best=False) for score in _SCORES}
         for score, value in zip(_SCORES, theirs.get(NAMES[key], ()), strict=False):
             cells[f"paper_{score}"] = _paper_cell(score, value)
         rows.append(Row(row.name, row.num_runs, cells))
@@ -258,6 +257,11 @@ def _fitted(values: Sequence[float | None]) -> Cell:
     first = values[0]
     value = first if first is not None and len(shown) == 1 else math.nan
     return Cell(value, num_runs=len(values), shown=", ".join(shown))
+
+
+def _renamed(score: Column, prefix: str, whose: str) -> Column:
+    """Return the column of scores among which none is marked as the best."""
+    return dataclasses.replace(score, key=f"{prefix}_{score.key}", title=f"{whose} {score.title}", direction="")
 
 
 def _beta(value: float) -> Cell:
