@@ -147,7 +147,7 @@ def test_only_runs_of_table_2_are_called_so_and_stand_beside_the_papers_times(se
     assert [column.key for column in table_2(sweep).columns] == ["seconds", "ratio"]
     assert "Table 2" not in tables(sweep)
     _, words = tables(sweep)["Time per epoch"]
-    assert words.endswith("exact. The paper's times stand beside the runs of `varlap reproduce table-2` alone.")
+    assert words.endswith("exact. The paper's times stand beside runs of the experiment table-2 alone.")
 
 
 def test_the_time_of_one_epoch_is_not_said_to_be_without_the_first():

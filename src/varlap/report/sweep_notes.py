@@ -106,7 +106,7 @@ def how_it_was_timed(sweep: Sweep) -> str:
         words += (
             f" The paper's times, of {theirs}, do not stand beside."
             if theirs
-            else " The paper's times stand beside the runs of `varlap reproduce table-2` alone."
+            else " The paper's times stand beside runs of the experiment table-2 alone."
         )
     return words
 
