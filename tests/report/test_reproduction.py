@@ -568,6 +568,13 @@ def test_a_page_of_one_training_has_no_summary(store: Store, tmp_path: Path):
     assert json.loads((tmp_path / "report.json").read_text())["summary"] is None
 
 
+def test_the_name_of_other_images_is_shown_as_it_is(tmp_path: Path):
+    Store(tmp_path).put(dataclasses.replace(made_result("vl", 0.1), ood="<b>a|b</b>"))
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    assert "<td>&lt;b&gt;a|b&lt;/b&gt;</td>" in page
+    assert r"| &lt;b>a\|b&lt;/b> |" in (tmp_path / "report" / "report.md").read_text()
+
+
 def test_the_heading_of_the_summary_names_the_paper_where_its_scores_are_there_alone(tmp_path: Path):
     for number in (4, 9):
         Store(tmp_path).put(made_result("vl", 0.1, model="mlp", num_epochs=number))
