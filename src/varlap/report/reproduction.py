@@ -41,10 +41,7 @@ TABLE_1 = "Table 1"
 TABLE_2 = "Table 2"
 TIMES = "Time per epoch"
 FIGURE_2_NUMBERS = "Figure 2 in numbers"
-_OF_ALL_TRAININGS = (
-    "Each Table 1 below in short; its notes say how β was chosen, and what the paper's scores are. Bold: the best of a "
-    "training."
-)
+_OF_ALL_TRAININGS = "Each Table 1 below in short, whose notes say more. Bold: the best of a training."
 NOTED = (TABLE_1, TABLE_2, TIMES, FIGURE_2_NUMBERS)
 """the headings of the tables that cannot be understood without their notes"""
 _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
