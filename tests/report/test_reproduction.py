@@ -51,6 +51,8 @@ def test_table_1_has_the_papers_numbers_beside_ours_and_what_test_images_would_c
     assert (vl["paper_nll"], vl["paper_accuracy"], vl["paper_ece"]) == ("0.23", "92.4", "0.017")
     assert float(vl["nll"]) == pytest.approx(0.3525)
     assert float(vl["test_nll"]) == pytest.approx(0.3225)
+    assert (vl["test_accuracy"], vl["test_ece"]) == ("92.95", "0.0205")
+    assert not any(cell.best for row in table.rows for key, cell in row.cells.items() if key.startswith("test_"))
     headings = [column.heading for column in table.columns]
     assert headings[1:3] == ["NLL ↓", "paper's NLL"]
     assert "Every row has had 3 trials" in how_beta_was_chosen(sweep)
@@ -382,8 +384,9 @@ def test_rows_against_different_other_images_name_them_and_are_not_ranked_by_the
 
 
 def test_table_2_leaves_the_compiling_epoch_out_and_gives_ratios_to_map():
-    (sweep,) = sweeps(made_sweep((0.1,), validation=0.0))
+    (sweep,) = sweeps(made_sweep((0.1,), validation=0.0, linearised=False))
     assert table_1(sweep) is None
+    assert list(tables(sweep)) == ["Table 2"]
     table = table_2(sweep)
     assert _cells(table, "VL") == {"seconds": "6.00", "ratio": "3.00", "paper_seconds": "114.9", "paper_ratio": "2.75"}
     assert _cells(table, "MAP")["ratio"] == "1.00"
@@ -396,9 +399,17 @@ def test_runs_of_other_epochs_recipes_or_sizes_are_never_put_side_by_side():
     assert sorted(titles[1:]) == ["cifar10, paper recipe, 4 epochs", "cifar10, paper recipe, 4 epochs, width 32"]
 
 
-def _faster() -> list:
+def test_the_papers_recipe_comes_first_and_the_longest_training_within_a_recipe():
+    settings = [("fashion_mnist", "paper", 4), ("cifar10", "ours", 9), ("cifar10", "paper", 4), ("cifar10", "paper", 9)]
+    found = sweeps(made_result("vl", 0.1, data=data, recipe=name, num_epochs=n) for data, name, n in settings)
+    assert [(sweep.spec.data, sweep.spec.recipe, sweep.spec.epochs) for sweep in found] == [
+        *(("cifar10", "paper", 9), ("cifar10", "paper", 4), ("cifar10", "ours", 9), ("fashion_mnist", "paper", 4)),
+    ]
+
+
+def _faster(data: str = "cifar10") -> list[Result]:
     return [
-        made_result(method, beta, log_sigma_lr_multiplier=multiplier)
+        made_result(method, beta, data=data, log_sigma_lr_multiplier=multiplier)
         for method in ("vi", "vl")
         for beta in (1.0, 0.1)
         for multiplier in (1.0, 3.0, 10.0, 30.0)
@@ -459,6 +470,24 @@ def test_figure_2_stands_in_numbers_on_the_page_and_in_the_terminal(tmp_path: Pa
     assert table_of_multipliers(sweeps(made_sweep())[0]) is None
 
 
+def test_runs_for_figure_2_have_it_alone_and_among_others_it_is_the_last(tmp_path: Path):
+    def headings(runs: list[Result], folder: Path) -> list[str]:
+        for run in runs:
+            Store(folder).put(run)
+        write_reproduction(folder, folder / "report")
+        return re.findall(r"^### (.*)$", (folder / "report" / "report.md").read_text(), re.M)
+
+    of_figure_2 = ["Figure 2 in numbers", "Figure 2, β = 1", "Figure 2, β = 0.1"]
+    assert headings(_faster(), tmp_path / "alone") == of_figure_2
+    (section,) = json.loads((tmp_path / "alone" / "report" / "report.json").read_text())["sections"]
+    assert section["beta"] is None
+    assert "arXiv" not in (tmp_path / "alone" / "report" / "report.md").read_text()
+    for number, other in enumerate([made_result("map", 0.1), made_result("vl", 0.03)]):
+        found = headings([*_faster(), other], tmp_path / f"{number}")
+        assert found[0] == "Table 1"
+        assert [heading for heading in found if heading in of_figure_2] == of_figure_2
+
+
 def test_where_multipliers_differ_table_1_says_which_its_rows_have_and_every_run_its_own():
     (sweep,) = sweeps(_faster())
     said = "Of the multipliers of log σ's learning rate, × 1, × 3, × 10, × 30, only runs with × 10 are here."
@@ -474,7 +503,7 @@ def test_where_multipliers_differ_table_1_says_which_its_rows_have_and_every_run
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("store"))
-    for result in [*made_sweep(num_epochs=20), *made_sweep((0.1,), num_epochs=3, validation=0.0)]:
+    for result in [*made_sweep(num_epochs=20), *made_sweep((0.1,), num_epochs=3, validation=0.0, linearised=False)]:
         store.put(result)
     return store
 
@@ -504,6 +533,52 @@ def test_page_markdown_and_json_tell_the_same_and_the_page_loads_nothing(store: 
     assert len(list((tmp_path / "figures").iterdir())) == 10
     again = write_reproduction(store, tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
+
+
+def test_a_page_of_several_trainings_begins_with_the_scores_of_all(tmp_path: Path):
+    other = made_sweep(model="mlp", num_epochs=9)
+    for result in [*made_sweep(), *other, *_faster("fashion_mnist"), *made_sweep((0.1,), validation=0.0)]:
+        Store(tmp_path).put(result)
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    content = json.loads((tmp_path / "report" / "report.json").read_text())
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    expected = [
+        (f"{section['title']}: {row['name']}", {k: v for k, v in row["scores"].items() if k in columns})
+        for columns in [[column["key"] for column in content["summary"]["columns"]]]
+        for section in content["sections"]
+        if section["data"] == "cifar10" and "Table 1" in section["tables"]
+        for row in section["tables"]["Table 1"]["rows"]
+    ]
+    rows = content["summary"]["rows"]
+    assert len(rows) == 8
+    assert [(row["name"], row["scores"]) for row in rows] == expected
+    assert list(rows[0]["scores"]) == ["nll", "accuracy", "ece"]  # of another network
+    assert [*rows[-1]["scores"]] == ["nll", "paper_nll", "accuracy", "paper_accuracy", "ece", "paper_ece"]
+    assert page.index("<h2>Test scores beside the paper&#x27;s</h2>") < page.index(
+        f'<th scope="row">{rows[0]["name"]}<'
+    )
+    assert page.index(f'<th scope="row">{rows[-1]["name"]}<') < page.index("<h3>Table 1</h3>")
+    assert "## Test scores beside the paper's" in markdown
+    assert markdown.index(rows[-1]["name"].replace("_", "\\_")) < markdown.index("### Table 1")
+
+
+def test_a_page_of_one_training_has_no_summary(store: Store, tmp_path: Path):
+    page = write_reproduction(store, tmp_path)
+    assert "beside the paper&#x27;s</h2>" not in page.read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["summary"] is None
+
+
+def test_the_name_of_other_images_is_shown_as_it_is(tmp_path: Path):
+    Store(tmp_path).put(dataclasses.replace(made_result("vl", 0.1), ood="<b>a|b</b>"))
+    page = write_reproduction(tmp_path, tmp_path / "report").read_text()
+    assert "<td>&lt;b&gt;a|b&lt;/b&gt;</td>" in page
+    assert r"| &lt;b>a\|b&lt;/b> |" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_the_heading_of_the_summary_names_the_paper_where_its_scores_are_there_alone(tmp_path: Path):
+    for number in (4, 9):
+        Store(tmp_path).put(made_result("vl", 0.1, model="mlp", num_epochs=number))
+    assert "<h2>Test scores</h2>" in write_reproduction(tmp_path, tmp_path / "report").read_text()
 
 
 def test_the_page_names_the_commit_of_every_run_and_markdown_shows_the_command_as_code(tmp_path: Path):

@@ -4,8 +4,11 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 
 from made_results import made_result, made_sweep
 from varlap.experiments import Result
@@ -64,6 +67,25 @@ def test_figure_1_has_the_scores_of_every_beta_rings_at_the_chosen_ones_and_the_
     theirs = [paper_numbers("table-1")["cifar10"][NAMES[key]][place] for key in PAPERS]
     sign = -1 if score == "log-likelihood" else 1
     assert [{y for _, y in points} for points in dotted] == [{sign * value} for value in theirs]
+
+
+def _num_pixels(ax: Axes, y: float, colour: str) -> int:
+    """Count the pixels of a colour about a height."""
+    canvas = FigureCanvasAgg(ax.get_figure(root=True))
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]
+    row = round(len(pixels) - ax.transData.transform((1, y))[1])
+    return int((pixels[row - 2 : row + 3] == [round(255 * part) for part in to_rgb(colour)]).all(-1).sum())
+
+
+def test_papers_values_that_are_the_same_can_all_be_seen(drawn: dict[str, Axes]):
+    (sweep,) = sweeps(made_sweep(data="fashion_mnist"))
+    figure_1(sweep, "x")
+    ax = drawn["x-figure-1-log-likelihood"]
+    same = [str(line.get_color()) for line in ax.lines if list(line.get_ydata()) == [-0.29, -0.29]]
+    found = [_num_pixels(ax, -0.29, colour) for colour in same]
+    assert len(set(same)) == len(found) == 2  # VI's by samples, and MAP's
+    assert min(found) > 0.7 * max(found)
 
 
 def test_figure_1_compares_beta_by_the_seeds_that_all_of_them_have(drawn: dict[str, Axes]):
@@ -177,6 +199,30 @@ def test_figure_2_has_the_elbo_of_every_epoch_and_the_final_scores(drawn: dict[s
         for score, values in finals.items():
             points = _lines(drawn[f"x-figure-2-beta-0.1-{score}"])[method.upper()]
             assert points == list(zip(MULTIPLIERS, values, strict=True))
+
+
+def test_the_elbos_of_late_epochs_fill_the_axis_and_what_is_cut_off_is_said(drawn: dict[str, Axes]):
+    runs = _faster(num_epochs=40)
+    (sweep,) = sweeps(runs)
+    captions = {one.name: one.picture.caption for one in figure_2(sweep, "x")[0.1]}
+    ax = drawn["x-figure-2-beta-0.1-vl-elbo"]
+    slowest, *faster = [run for run in runs if run.spec.method == "vl"]
+    shown = [slowest.history[-1]["elbo"], *(row["elbo"] for run in faster for row in run.history[10:])]
+    bottom, top = ax.get_ylim()
+    assert bottom < min(shown) < max(shown) < top
+    assert max(shown) - min(shown) > 0.9 * (top - bottom)
+    assert slowest.history[0]["elbo"] < bottom
+    assert ax.get_ylabel() == "ELBO (nats per datum; lower ones cut off)"
+    assert (
+        "Lower ones, of early epochs and of the slowest log σ, are cut off." in captions["x-figure-2-beta-0.1-vl-elbo"]
+    )
+
+
+def test_where_no_elbo_is_cut_off_none_is_said_to_be(drawn: dict[str, Axes]):
+    (sweep,) = sweeps(_faster(num_epochs=1))
+    found = figure_2(sweep, "x")[0.1]
+    assert drawn["x-figure-2-beta-0.1-vl-elbo"].get_ylabel() == "ELBO (nats per datum)"
+    assert not any("cut off" in one.picture.caption for one in found)
 
 
 def test_a_multiplier_whose_first_seed_diverged_is_named_and_compared_by_the_seeds_of_all(drawn: dict[str, Axes]):

@@ -29,6 +29,7 @@ from varlap.report.sweep_tables import (
     papers_times,
     table_1,
     table_2,
+    table_of_all_trainings,
     table_of_all_ways,
     table_of_multipliers,
     table_of_runs,
@@ -40,6 +41,7 @@ TABLE_1 = "Table 1"
 TABLE_2 = "Table 2"
 TIMES = "Time per epoch"
 FIGURE_2_NUMBERS = "Figure 2 in numbers"
+_OF_ALL_TRAININGS = "Each Table 1 below in short, whose notes say more. Bold: the best of a training."
 NOTED = (TABLE_1, TABLE_2, TIMES, FIGURE_2_NUMBERS)
 """the headings of the tables that cannot be understood without their notes"""
 _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
@@ -51,7 +53,8 @@ def write_reproduction(store: Store | Path | str, out: Path | str) -> Path:
 
     Runs that differ in method, β, seed and the speed of log σ alone are a part of the page. Each part has what its runs
     allow: Table 1 where images were held out to choose β by, Figure 1 where a method has several β, Figure 2 where it
-    has several multipliers, Table 2 where a run came to its end. Runs that diverged are named.
+    has several multipliers (alone, where all runs are for it), Table 2 or the times of others where a run came to its
+    end. Runs that diverged are named.
 
     Returns:
         The path of the page.
@@ -75,6 +78,10 @@ def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = No
     lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`{beside}."
     files: dict[str, bytes] = {}
     bodies, texts = [], []
+    if (summary := table_of_all_trainings(parts)) is not None:
+        heading = "Test scores beside the paper's" if beside else "Test scores"
+        bodies.append((heading, scrolled(summary.to_html(heading), heading) + note(_OF_ALL_TRAININGS)))
+        texts.append(f"## {heading}\n\n{summary.to_markdown()}\n\n{_OF_ALL_TRAININGS}\n")
     for part in parts:
         groups = _figures(part, folder_name(part.title))
         for _, drawn in groups:
@@ -110,14 +117,16 @@ def _title(parts: Sequence[Sweep]) -> str:
 
 def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
     """Return the whole report as plain data."""
+    summary = table_of_all_trainings(parts)
     return {
         "title": title or _title(parts),
+        "summary": None if summary is None else summary.to_json(),
         "sections": [
             {
                 "data": part.spec.data,
                 "title": part.title,
                 "settings": shared(part),
-                "beta": how_beta_was_chosen(part) if table_1(part) else None,
+                "beta": how_beta_was_chosen(part) if TABLE_1 in tables(part) else None,
                 "tables": {name: table.to_json() for name, (table, _) in tables(part).items()},
                 "runs": [
                     {
@@ -137,17 +146,18 @@ def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
 def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
     """Return the tables of a part with their notes, by heading."""
     found: dict[str, tuple[Table, str]] = {}
-    first, all_ways = table_1(part), table_of_all_ways(part)
-    if first is not None and all_ways is not None:
-        found[TABLE_1] = first, how_beta_was_chosen(part)
-        found["Every way of predicting"] = (
-            all_ways,
-            "The temperature is chosen by held-out images. Linearised: 10 draws of the network that is linear in its "
-            "weights, with variances that held-out images choose. OOD: told from the other images; where these differ "
-            "between rows, no row is the best, and a row whose runs differ in them has no value.",
-        )
-    if (times := table_2(part)).rows:
-        found[TABLE_2 if papers_times(part) else TIMES] = times, how_it_was_timed(part)
+    if not part.is_figure_2:
+        first, all_ways = table_1(part), table_of_all_ways(part)
+        if first is not None and all_ways is not None:
+            found[TABLE_1] = first, how_beta_was_chosen(part)
+            found["Every way of predicting"] = (
+                all_ways,
+                "The temperature is chosen by held-out images. Linearised: 10 draws of the network that is linear in "
+                "its weights, with variances that held-out images choose. OOD: told from the other images; where these "
+                "differ between rows, no row is the best, and a row whose runs differ in them has no value.",
+            )
+        if (times := table_2(part)).rows:
+            found[TABLE_2 if papers_times(part) else TIMES] = times, how_it_was_timed(part)
     if (numbers := table_of_multipliers(part)) is not None:
         words = [
             f"× is the multiplier of log σ's learning rate: × 1 is {_rate_at_one(part)}, × 10 the paper's.",
@@ -172,8 +182,8 @@ def _rate_at_one(part: Sweep) -> str:
 
 
 def remark(part: Sweep) -> str:
-    """Return what is missing from a part that has no Table 1, whose note would say it."""
-    return what_is_missing(part) if table_1(part) is None else ""
+    """Return what is missing from a part without a table whose note would say it."""
+    return "" if part.is_figure_2 or table_1(part) is not None else what_is_missing(part)
 
 
 def shared(part: Sweep) -> dict[str, Any]:
@@ -188,6 +198,17 @@ def _runs(part: Sweep) -> tuple[Result, ...]:
 
 
 def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
+    found = [] if part.is_figure_2 else _of_chosen_beta(part, prefix)
+    for beta, drawn in figure_2(part, prefix).items():
+        words = (
+            "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "
+            f"reached in the end, for log σ that learn at {_rate_at_one(part)} or faster."
+        )
+        found.append((_group(f"Figure 2, β = {beta:g}", words, drawn), drawn))
+    return found
+
+
+def _of_chosen_beta(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
     found = []
     if drawn := at_a_glance(part, prefix):
         words = "The better a row, the further left its NLL and its ECE, and the further right its accuracy."
@@ -198,12 +219,6 @@ def _figures(part: Sweep, prefix: str) -> list[tuple[Group, list[Drawn]]]:
     if drawn := over_epochs(part, prefix):
         words = "Who overfits? What each method's chosen run says of images it learns from, and of images it does not."
         found.append((_group("Over the epochs", words, drawn), drawn))
-    for beta, drawn in figure_2(part, prefix).items():
-        words = (
-            "Does training stop before the variances have converged? The tempered ELBO over the epochs, and what is "
-            f"reached in the end, for log σ that learn at {_rate_at_one(part)} or faster."
-        )
-        found.append((_group(f"Figure 2, β = {beta:g}", words, drawn), drawn))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ COLOURS = {"vl": 0, "vi": 1, "map": 3}
 """of the palette, as in Figure 1"""
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1}
+_DOT = 2.5  # of a dotted line, in its widths
 _CHARACTER, _GAP = 0.027, 0.02  # widths in ticks' labels and between them, as parts of what the ticks span
+_ROOM = 0.05  # above and below what an axis that is cut shows, as a part of it
 _WITH_LEGEND = (4.2, 3.7)  # inches, with room above
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
@@ -61,7 +63,8 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
             if (at := chosen.get(key)) in found:
                 ax.plot([at], [found[at]], **_RING, markeredgecolor=colour)
             if NAMES[key] in theirs:
-                ax.axhline(_papers(theirs[NAMES[key]], score), **_DOTTED, color=colour)
+                dots = (number * _DOT, (_DOT, (len(PAPERS) - 1) * _DOT))  # each in the gaps of the others
+                ax.axhline(_papers(theirs[NAMES[key]], score), linestyle=dots, linewidth=1.2, color=colour)
         _log_axis(ax, sorted({beta for found in means.values() for beta in found}))
         style.tidy(ax, "β", _SCORES[score])
         if score == "accuracy":
@@ -157,7 +160,8 @@ def _of_beta(beta: float, runs: dict[str, list[Result]], prefix: str, title: str
             f"{prefix}-{method}-elbo",
             lambda each=each: _elbos(each, multipliers),
             f"ELBO of {METHODS[method]} over the epochs at β {beta:g} on {title}; at the end, by multiplier, {last}",
-            f"{METHODS[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate.",
+            f"{METHODS[method]}, β = {beta:g}: ELBO over the epochs, by the multiplier of log σ's learning rate."
+            + (" Lower ones, of early epochs and of the slowest log σ, are cut off." if _is_cut(each) else ""),
         )
     for score, words in _FINALS.items():
         yield drawn(
@@ -184,9 +188,33 @@ def _elbos(runs: Sequence[Result], multipliers: list[float]) -> "Axes":
         shade = shades(0.9 * (1 - place / max(1, len(multipliers) - 1)))
         ax.plot(epochs, [row["elbo"] for row in run.history], color=shade, linestyle=style.dashes(place), label=label)
     style.tidy(ax, "epoch", "ELBO (nats per datum)")
+    if _is_cut(runs):
+        low, high = _worth_showing(runs)
+        room = _ROOM * (high - low)
+        ax.set_ylim(low - room, high + room)
+        ax.set_ylabel("ELBO (nats per datum; lower ones cut off)")
     ax.xaxis.set_major_locator(style.whole_numbers())
     _legend_above(ax)
     return ax
+
+
+def _is_cut(runs: Sequence[Result]) -> bool:
+    low, high = _worth_showing(runs)
+    return min(row["elbo"] for run in runs for row in run.history) < low - _ROOM * (high - low)
+
+
+def _worth_showing(runs: Sequence[Result]) -> tuple[float, float]:
+    """Return ELBOs between which all end, and the faster log σ are in the last three quarters of their epochs.
+
+    The first epochs are hundreds of nats below: on one axis with them, all others would lie on one line.
+    """
+    slowest = min(run.spec.log_sigma_lr_multiplier for run in runs)
+
+    def late(run: Result) -> Sequence[Mapping[str, float]]:
+        return run.history[-1 if run.spec.log_sigma_lr_multiplier == slowest else len(run.history) // 4 :]
+
+    lowest = min(row["elbo"] for run in runs for row in late(run))
+    return lowest, max(row["elbo"] for run in runs for row in run.history)
 
 
 def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":

@@ -29,7 +29,7 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
 
 def has_papers_scores(sweep: Sweep) -> bool:
     """Tell whether the paper's scores stand beside ours."""
-    return sweep.is_the_papers and sweep.spec.data in paper_numbers("table-1")
+    return sweep.is_the_papers and not sweep.is_figure_2 and sweep.spec.data in paper_numbers("table-1")
 
 
 def _papers_scores(sweep: Sweep) -> str:
@@ -103,7 +103,11 @@ def how_it_was_timed(sweep: Sweep) -> str:
     words += "exact." if sweep.spec.curvature == "exact" else "the library's default."
     if sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2"):
         theirs = ", ".join(f"{name} {value}" for name, value in unlike_the_papers(sweep).items())
-        words += f" The paper's times, of {theirs}, do not stand beside."
+        words += (
+            f" The paper's times, of {theirs}, do not stand beside."
+            if theirs
+            else " The paper's times stand beside runs of the experiment table-2 alone."
+        )
     return words
 
 

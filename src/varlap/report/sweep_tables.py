@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from varlap.experiments import Evaluated, Result
-from varlap.experiments.grid import paper_numbers, recipe_settings
+from varlap.experiments.grid import Experiment, paper_numbers, recipe_settings
 from varlap.experiments.ways import LEAST, MOST, NAMES, PAPERS, Key
 from varlap.plot.style import plain_number
 from varlap.report.sections import Method
@@ -47,24 +47,47 @@ def table_1(sweep: Sweep) -> Table | None:
     for score in _SCORES.values():
         columns.append(score)
         if theirs:
-            columns.append(
-                dataclasses.replace(score, key=f"paper_{score.key}", title=f"paper's {score.title}", direction="")
-            )
-    on_test: dict[str, Cell] = {}
+            columns.append(_renamed(score, "paper", "paper's"))
+    on_test: dict[str, Mapping[str, Cell]] = {}
     if sweep.final is None and any(choice.num_trials > 1 for choice in choices.values()):
         columns.append(Column("test_beta", "best-on-test β"))
-        columns.append(best := Column("test_nll", "best-on-test NLL"))
-        nlls = {key: statistics.fmean(run.test[key[1]]["nll"] for run in choices[key].by_test) for key in choices}
-        on_test = printed(best, {NAMES[key]: Cell(nll) for key, nll in nlls.items()})
+        columns += [_renamed(score, "test", "best-on-test") for score in _SCORES.values()]
+        best = comparison([_chosen(key, choice.by_test) for key, choice in choices.items()])
+        on_test = {row.name: row.cells for row in best.rows}
     rows = []
     for row, (key, choice) in zip(ours.rows, choices.items(), strict=True):
         cells = dict(row.cells) | {"beta": _beta(choice.beta)}
         if on_test:
-            cells |= {"test_beta": _beta(choice.by_test[0].spec.beta), "test_nll": on_test[row.name]}
+            cells["test_beta"] = _beta(choice.by_test[0].spec.beta)
+            cells |= {f"test_{score}": dataclasses.replace(on_test[row.name][score], best=False) for score in _SCORES}
         for score, value in zip(_SCORES, theirs.get(NAMES[key], ()), strict=False):
             cells[f"paper_{score}"] = _paper_cell(score, value)
         rows.append(Row(row.name, row.num_runs, cells))
     return Table(tuple(columns), tuple(rows))
+
+
+def table_of_all_trainings(sweeps: Sequence[Sweep]) -> Table | None:
+    """Return the test scores of every Table 1, beside the paper's; None where there are not several.
+
+    >>> from varlap.experiments import RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> scores = {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
+    >>> specs = [RunSpec("cifar10", "vl", 0.1, epochs=number) for number in (50, 200)]
+    >>> found = sweeps([Result(spec, scores, scores, {}, 9.0) for spec in specs])
+    >>> print(table_of_all_trainings(found).to_markdown().splitlines()[2])
+    | cifar10, paper recipe, 200 epochs: VL | 0.2500 | 0.23 | 92.00 | 92.4 | 0.0200 | 0.017 |
+    """
+    found = {sweep.title: table for sweep in sweeps if not sweep.is_figure_2 and (table := table_1(sweep)) is not None}
+    if len(found) < 2:
+        return None
+    columns = {column.key: column for table in found.values() for column in table.columns}
+    keys = [key for score in _SCORES for key in (score, f"paper_{score}") if key in columns]
+    rows = (
+        dataclasses.replace(row, name=f"{title}: {row.name}", cells={k: row.cells[k] for k in keys if k in row.cells})
+        for title, table in found.items()
+        for row in table.rows
+    )
+    return Table(tuple(columns[key] for key in keys), tuple(rows))
 
 
 def table_of_all_ways(sweep: Sweep) -> Table | None:
@@ -93,7 +116,8 @@ def table_2(sweep: Sweep) -> Table:
     >>> from varlap.experiments import RunSpec
     >>> from varlap.report.sweeps import sweeps
     >>> scores, epoch = {"mean": {"nll": 0.25}}, {"seconds": 3.0}
-    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "map", 0.1), scores, {}, {}, 3.0, (epoch,))])
+    >>> spec = RunSpec("cifar10", "map", 0.1, validation=0.0, linearised=False)
+    >>> (sweep,) = sweeps([Result(spec, scores, {}, {}, 3.0, (epoch,))])
     >>> print(table_2(sweep).to_markdown().splitlines()[2])
     | MAP | 3.00 | 1.00 | 41.8 | 1.00 |
     """
@@ -122,7 +146,7 @@ def table_2(sweep: Sweep) -> Table:
 
 
 def papers_times(sweep: Sweep) -> Mapping[str, float]:
-    """Return the paper's seconds an epoch by method; none beside steps that are not its own.
+    """Return the paper's seconds an epoch by method; none beside steps that are not its own, or not run to be timed.
 
     >>> from varlap.experiments import RunSpec
     >>> from varlap.report.sweeps import sweeps
@@ -130,6 +154,9 @@ def papers_times(sweep: Sweep) -> Mapping[str, float]:
     >>> papers_times(ours)
     {}
     """
+    timed = Experiment.named("table-2").specs[0]
+    if (sweep.spec.validation, sweep.spec.linearised) != (timed.validation, timed.linearised):
+        return {}
     return {} if unlike_the_papers(sweep) else paper_numbers("table-2").get(sweep.spec.data, {})
 
 
@@ -230,6 +257,11 @@ def _fitted(values: Sequence[float | None]) -> Cell:
     first = values[0]
     value = first if first is not None and len(shown) == 1 else math.nan
     return Cell(value, num_runs=len(values), shown=", ".join(shown))
+
+
+def _renamed(score: Column, prefix: str, whose: str) -> Column:
+    """Return the column of scores among which none is marked as the best."""
+    return dataclasses.replace(score, key=f"{prefix}_{score.key}", title=f"{whose} {score.title}", direction="")
 
 
 def _beta(value: float) -> Cell:

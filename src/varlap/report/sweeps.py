@@ -66,6 +66,13 @@ class Sweep:
         }
         return {beta: methods for beta, methods in several.items() if methods}
 
+    @property
+    def is_figure_2(self) -> bool:
+        """Whether every run has its like at another multiplier, so that there is no β to choose among them."""
+        specs = [result.spec for result in (*self.results, *self.diverged)]
+        others = {(s.method, s.beta) for s in specs if s.log_sigma_lr_multiplier != self.multiplier}
+        return bool(self.of_several_multipliers()) and all((s.method, s.beta) in others for s in specs)
+
     def name(self, spec: RunSpec) -> str:
         """Return what the page calls a run.
 
@@ -114,7 +121,7 @@ class Sweep:
 
 
 def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[Sweep]:
-    """Group results by what they share, in the order of data and recipe, the longest first.
+    """Group results by what they share, in the order of data and recipe, the paper's and the longest first.
 
     Runs with and without linearised predictions are the same training; of one that is there both ways the result with
     more scores is shown.
@@ -138,7 +145,7 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
         dataclasses.replace(spec, linearised=any(run.spec.linearised for run in runs)): runs
         for spec, runs in groups.items()
     }
-    specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe, -spec.epochs, spec.key()))
+    specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe != "paper", spec.recipe, -spec.epochs, spec.key()))
     titles = [_title(spec, specs) for spec in specs]
     lines = tuple(lines)
     found = []

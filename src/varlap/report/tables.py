@@ -323,7 +323,8 @@ def _html_runs(row: Row) -> str:
 def _html_cell(cell: Cell | None) -> str:
     if cell is None:
         return '<td class="none">–</td>'
-    value = f"<strong>{cell.shown}</strong>" if cell.best else cell.shown
+    shown = escape(cell.shown)
+    value = f"<strong>{shown}</strong>" if cell.best else shown
     uncertain = f" <small>{cell.shown_range}</small>" if cell.shown_range else ""
     return f'<td class="best">{value}{uncertain}</td>' if cell.best else f"<td>{value}{uncertain}</td>"
 
@@ -331,4 +332,5 @@ def _html_cell(cell: Cell | None) -> str:
 def _markdown_cell(cell: Cell | None) -> str:
     if cell is None:
         return "–"
-    return " ".join(part for part in (f"**{cell.shown}**" if cell.best else cell.shown, cell.shown_range) if part)
+    shown = markdown_text(cell.shown)
+    return " ".join(part for part in (f"**{shown}**" if cell.best else shown, cell.shown_range) if part)
