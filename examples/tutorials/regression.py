@@ -17,9 +17,9 @@ y = torch.sin(3 * x) + 0.2 * torch.randn_like(x)
 
 # --8<-- [start:train]
 torch.manual_seed(0)
-network = varlap.models.mlp(1, 1, hidden=(50,), activation=nn.GELU)
-bnn = varlap.BNN(network, varlap.Gaussian(noise=0.3), prior=varlap.FanInPrior(gain=10))
-objective = varlap.VL(num_data=len(x), beta=0.02)
+network = varlap.models.mlp(1, 1, hidden=(50,), activation=nn.Tanh)
+bnn = varlap.BNN(network, varlap.Gaussian(noise=0.3), prior=varlap.FanInPrior(gain=3))
+objective = varlap.VL(num_data=len(x), beta=0.05)
 varlap.fit(bnn, objective, (x, y), epochs=2000, lr=3e-2, progress="none")
 print(f"noise: {bnn.likelihood.log_noise.exp():.2f}")
 # --8<-- [end:train]
