@@ -338,3 +338,27 @@ def test_a_likelihood_without_score_is_told_about_sampled_labels():
     draws = [varlap.laplace(own, (x, y), curvature="sampled-fisher", seed=seed)["2.bias"] for seed in range(300)]
     z = (torch.stack(draws).mean(0) - exact["2.bias"]) / (torch.stack(draws).std(0) / math.sqrt(len(draws)))
     assert z.abs().max() < 4.5  # 300 seeds, three weights: a false-alarm rate of 2e-5
+
+
+@pytest.mark.parametrize("refitted", [False, True])
+@pytest.mark.parametrize(
+    ("network", "told"),
+    [
+        (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), True),
+        (nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), False),
+        (nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2)), False),
+    ],
+    ids=["batch norm behind weights", "batch norm before all weights", "layer norm"],
+)
+def test_linearised_predictions_tell_once_of_variances_learnt_beside_a_batchs_statistics(
+    network, told, refitted, caplog
+):
+    bnn, x, y = varlap.BNN(network), torch.randn(8, 2), torch.arange(8) % 2
+    varlap.fit(bnn, varlap.VL(8), (x, y), epochs=1, progress="none")
+    if refitted:
+        varlap.laplace(bnn, (x, y))
+    bnn.predict(x)
+    for _ in range(2):
+        bnn.predict(x, how="linearised")
+    message = "estimate them again first, by varlap.laplace(bnn, train, beta) with the beta of the training"
+    assert caplog.text.count(message) == (told and not refitted)

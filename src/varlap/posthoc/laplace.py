@@ -9,6 +9,7 @@ from varlap.data import count_items
 from varlap.errors import ConfigError
 from varlap.posterior import BNN
 from varlap.posterior.batch import check_finite
+from varlap.predict.collapse import note_variances_of_evaluation
 
 
 def laplace(
@@ -71,6 +72,7 @@ def laplace(
             bnn.prior_scale[name].copy_(scale)
         raise ConfigError(message)
     bnn.set_optimal_variances(diagonal, num_data, beta)
+    note_variances_of_evaluation(bnn)
     return diagonal
 
 

@@ -4,6 +4,7 @@ import logging
 import weakref
 
 import torch
+from torch import nn
 
 from varlap.errors import warn
 from varlap.posterior import BNN
@@ -14,6 +15,7 @@ log = logging.getLogger(__name__)
 MOST_RELATIVE_NOISE = 0.8
 
 _told: "weakref.WeakSet[BNN]" = weakref.WeakSet()
+_fit_evaluation: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
 
 @torch.no_grad()
@@ -67,3 +69,29 @@ def tell_of_untrained_variances(bnn: BNN) -> None:
             "update_variances, so what draws of the weights leave open means nothing; set them by "
             "varlap.laplace(bnn, data), or train by varlap.VL or varlap.VI"
         )
+
+
+def note_variances_of_evaluation(bnn: BNN) -> None:
+    """Note that the variances were estimated in evaluation mode, as prediction sees the network."""
+    _fit_evaluation.add(bnn)
+
+
+def tell_of_batch_statistics(bnn: BNN) -> None:
+    """Log, once for a network, that variances learnt beside a batch's statistics are not those of evaluation mode."""
+    if bnn in _fit_evaluation or not _weights_before_statistics(bnn):
+        return
+    _fit_evaluation.add(bnn)  # it was told
+    log.warning(
+        "there is batch norm behind Bayesian weights: variances that were learnt in training, with the statistics of "
+        "batches, give far worse linearised predictions than those of evaluation mode; estimate them again first, by "
+        "varlap.laplace(bnn, train, beta) with the beta of the training, which leaves the means"
+    )
+
+
+def _weights_before_statistics(bnn: BNN) -> bool:
+    bayesian, found = {id(mean) for mean in bnn.means().values()}, False
+    for module in bnn.network.modules():
+        if found and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            return True
+        found = found or any(id(parameter) in bayesian for parameter in module.parameters(recurse=False))
+    return False
