@@ -21,6 +21,7 @@ from varlap.models.preact_resnet import PreactResNet
 from varlap.objectives import MAP, VI, VL, Objective
 from varlap.posterior import BNN
 from varlap.posterior.kl import kl_divergence
+from varlap.training.optimizer import FUSED_ON
 from varlap.training.step import Precision, TrainingStep
 
 NUM_DATA = 50_000
@@ -222,8 +223,8 @@ def _stepper(
     objective = _objective(method)
     bnn = BNN(network)
     groups: Sequence[dict[str, Any]] = bnn.parameter_groups(1e-4)
-    on_cuda = device.type == "cuda"
-    optimizer = torch.optim.Adam(groups[:1] if method == "MAP" else groups, fused=on_cuda, capturable=on_cuda)
+    fused, on_cuda = device.type in FUSED_ON, device.type == "cuda"
+    optimizer = torch.optim.Adam(groups[:1] if method == "MAP" else groups, fused=fused, capturable=on_cuda)
     if method == "VL exact, own loop":
         return _own_loop(bnn, objective, optimizer, spec, x, y)
     step = TrainingStep(bnn, objective, optimizer, precision=spec.precision, compiled=spec.compiled)  # type: ignore[arg-type]
@@ -284,9 +285,9 @@ def _obvious(bnn: BNN, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], Any]
 
 
 def _plain(network: nn.Module, spec: BenchSpec, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], Any]:
-    """An ordinary training loop without varlap: on CUDA torch.compile with CUDA graphs and a fused Adam."""
+    """An ordinary training loop without varlap, with a fused Adam: on CUDA torch.compile with CUDA graphs."""
     on_cuda = x.device.type == "cuda"
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, fused=on_cuda, weight_decay=0.0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, fused=x.device.type in FUSED_ON, weight_decay=0.0)
     model: Any = torch.compile(network, mode="reduce-overhead") if on_cuda else network
 
     def step(_number: int) -> None:
