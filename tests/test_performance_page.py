@@ -65,6 +65,12 @@ def test_a_step_on_the_cpu_is_as_measured(method: str):
     assert _agrees(ratio, measured["ratio_to_map"])
 
 
+def test_wide_layers_cost_what_was_measured():
+    methods = _result("step-wide-mlp-cpu.json")["methods"]
+    default, vi, exact = (f"{methods[name]['ratio_to_map']:.2f}" for name in ("VL default", "VI", "VL exact"))
+    assert f"VL's default takes {default} × MAP's, VI's {vi} × and exact VL's {exact} ×" in PAGE
+
+
 def test_growth_is_as_measured():
     for result in _result("growth-cpu.json")["results"]:
         spec, methods = result["spec"], result["methods"]
