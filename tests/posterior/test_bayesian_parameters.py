@@ -146,6 +146,12 @@ def test_several_dtypes_in_one_network_are_trained_together():
         assert bnn(batch()[0]).shape == (6, 3)
 
 
+def test_a_part_that_is_called_sparse_makes_no_gradient_sparse():
+    network = nn.Module()
+    network.sparse, network.bias = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+    assert set(varlap.BNN(network).log_sigma) == {"bias", "sparse.weight", "sparse.bias"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_prior_of_many_means_in_half_precision_is_summed_in_single(dtype):
     network = nn.Linear(400, 400).to(dtype)
