@@ -259,7 +259,7 @@ def test_sgd_over_log_sigma_warns_once_and_sgd_of_the_library_does_not():
     bnn, objective = varlap.BNN(mlp()), varlap.VL(num_data=60)
     (message,) = warnings_of_steps([bnn], torch.optim.SGD(bnn.parameter_groups(lr=0.1)), objective)
     assert message == (
-        "SGD leaves log σ where it starts, whatever suits the means: its gradient is of the size β/N; use "
+        "SGD leaves log σ where it starts, unless the data are few: its gradient is of the size β/N; use "
         "varlap.sgd(bnn, lr=...), whose log σ has Adam"
     )
     assert warnings_of_steps([bnn], varlap.sgd(bnn, lr=0.1), objective) == []
