@@ -138,6 +138,16 @@ def test_bfloat16_is_that_of_fit(tmp_path: Path):
     assert theirs.log_sigma["0.weight"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+def test_clipping_in_bfloat16_is_that_of_fit(tmp_path: Path, optimizer: str):
+    ours, theirs = varlap.BNN(network()), varlap.BNN(network())
+    options = {"epochs": 3, "batch_size": 16, "precision": "bf16", "clip_norm": 0.1, "progress": "none"}
+    varlap.fit(ours, varlap.VL(NUM_ITEMS), make_data().tensors, optimizer=optimizer, **options)
+    trainer = make_trainer(tmp_path, precision="bf16-mixed", gradient_clip_val=0.1)
+    trainer.fit(LightningBNN(theirs, varlap.VL(NUM_ITEMS), optimizer=optimizer), train_loader())
+    torch.testing.assert_close(theirs.network[0].weight, ours.network[0].weight, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:SGD leaves log σ where it starts")
 def test_an_optimizer_and_schedule_of_ones_own_are_used(tmp_path: Path):
     bnn, rates = varlap.BNN(network()), []

@@ -146,6 +146,12 @@ def test_several_dtypes_in_one_network_are_trained_together():
         assert bnn(batch()[0]).shape == (6, 3)
 
 
+def test_a_part_that_is_called_sparse_makes_no_gradient_sparse():
+    network = nn.Module()
+    network.sparse, network.bias = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+    assert set(varlap.BNN(network).log_sigma) == {"bias", "sparse.weight", "sparse.bias"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_prior_of_many_means_in_half_precision_is_summed_in_single(dtype):
     network = nn.Linear(400, 400).to(dtype)
@@ -253,7 +259,7 @@ def test_sgd_over_log_sigma_warns_once_and_sgd_of_the_library_does_not():
     bnn, objective = varlap.BNN(mlp()), varlap.VL(num_data=60)
     (message,) = warnings_of_steps([bnn], torch.optim.SGD(bnn.parameter_groups(lr=0.1)), objective)
     assert message == (
-        "SGD leaves log σ where it starts, whatever suits the means: its gradient is of the size β/N; use "
+        "SGD leaves log σ where it starts, unless the data are few: its gradient is of the size β/N; use "
         "varlap.sgd(bnn, lr=...), whose log σ has Adam"
     )
     assert warnings_of_steps([bnn], varlap.sgd(bnn, lr=0.1), objective) == []

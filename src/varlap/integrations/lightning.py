@@ -141,7 +141,8 @@ class LightningBNN(LightningModule):
         if self._configure is not None:
             return self._configure(self.bnn)
         settings = self.settings
-        optimizer = make_optimizer(self.bnn, settings)
+        # In mixed precision Lightning refuses to clip the gradients of a fused optimizer.
+        optimizer = make_optimizer(self.bnn, settings, fused=not self.trainer.gradient_clip_val)
         if settings.schedule == "constant" and not settings.warmup_epochs:
             return optimizer
         total = self.trainer.estimated_stepping_batches

@@ -20,7 +20,7 @@ from varlap.objectives.objective import Context, DataTerm, Gradients, Objective
 from varlap.objectives.running import RunningMean, Updates
 from varlap.posterior.bnn import BNN
 
-CALLS_WITHOUT_CURVATURE = 1000  # more than the parts of many accumulated steps
+CALLS_WITHOUT_CURVATURE = 1000  # more than the parts of many accumulated steps of a training that was carried on
 Variances = Literal["learnt", "closed-form"]
 
 
@@ -86,6 +86,7 @@ class VL(Objective):
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
         self._calls_since_update = self._calls_without_curvature = 0
+        self._has_had_curvature = False
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
@@ -127,10 +128,9 @@ class VL(Objective):
             running.move_to(context.bnn.device)
         if context.with_gradients:
             self._owner = weakref.ref(context.bnn)
-            self._calls_without_curvature += 1
-            if self.curvature.weight(context.streams.step):
-                self._calls_without_curvature = 0
-            if self._calls_without_curvature == CALLS_WITHOUT_CURVATURE:
+            self._has_had_curvature |= bool(self._fisher or self.curvature.weight(context.streams.step))
+            self._calls_without_curvature += not self._has_had_curvature
+            if self._calls_without_curvature == CALLS_WITHOUT_CURVATURE and not self._has_had_curvature:
                 warn(
                     f"VL has evaluated no curvature in {CALLS_WITHOUT_CURVATURE} calls: {self.curvature!r} does so "
                     "where `step` is a multiple of `every`; pass consecutive numbers as step=..., or leave it out"

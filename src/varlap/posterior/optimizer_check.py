@@ -50,7 +50,7 @@ def _check_groups(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) ->
                 return
             if members & log_sigma and isinstance(optimizer, NOT_ADAPTIVE):
                 warn(
-                    f"{name} leaves log σ where it starts, whatever suits the means: its gradient is of the size β/N; "
+                    f"{name} leaves log σ where it starts, unless the data are few: its gradient is of the size β/N; "
                     f"use {_better_than(optimizer)}"
                 )
                 return

@@ -41,7 +41,7 @@ def select_weights(network: nn.Module, select: Select | None, likelihood: Any = 
                 f"parameter {weight.name!r} is the likelihood's too, whose parameters are point estimates; leave it "
                 f"out with select=lambda name, parameter: name != {weight.name!r}"
             )
-        if getattr(weight.module, "sparse", False):
+        if isinstance(weight.module, nn.Embedding | nn.EmbeddingBag) and weight.module.sparse:
             raise NetworkError(
                 f"parameter {weight.name!r} has sparse gradients, but the prior's reaches every row; leave out "
                 f"sparse=True in its {type(weight.module).__name__}"

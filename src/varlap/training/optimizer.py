@@ -129,8 +129,8 @@ class SGD(torch.optim.Optimizer):
         self._step_supports_amp_scaling = bool(means["fused"])  # a gradient scaler leaves it to them to skip a step
 
 
-def make_optimizer(bnn: BNN, settings: FitSettings) -> torch.optim.Optimizer:
-    """Return the optimizer that the settings name, a fused one where torch has it.
+def make_optimizer(bnn: BNN, settings: FitSettings, *, fused: bool = True) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings name, a fused one where torch has it unless that is not wanted.
 
     >>> type(make_optimizer(BNN(torch.nn.Linear(2, 1)), FitSettings(epochs=1, optimizer="SGD"))).__name__
     'SGD'
@@ -138,10 +138,11 @@ def make_optimizer(bnn: BNN, settings: FitSettings) -> torch.optim.Optimizer:
     lr, momentum = settings.lr, settings.momentum
     assert lr is not None
     assert momentum is not None
+    fused = fused and bnn.device.type in FUSED_ON
     if settings.optimizer == "SGD":
-        return sgd(bnn, lr, momentum, settings.log_sigma_lr_multiplier * ADAM_LR)
-    fused, on_cuda = settings.optimizer in FUSED and bnn.device.type in FUSED_ON, bnn.device.type == "cuda"
-    options = {"fused": True, "capturable": on_cuda} if fused else {}
+        return sgd(bnn, lr, momentum, settings.log_sigma_lr_multiplier * ADAM_LR, fused)
+    on_cuda = bnn.device.type == "cuda"
+    options = {"fused": True, "capturable": on_cuda} if fused and settings.optimizer in FUSED else {}
     kind = getattr(torch.optim, settings.optimizer)
     return kind(bnn.parameter_groups(lr, settings.log_sigma_lr_multiplier), **options)
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -177,9 +178,11 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
 
 def _fixed_noise(bnn: BNN) -> dict[str, Any]:
     """Tell a noise that is not learnt: the weights follow from it, and a checkpoint would bring back its own."""
-    noise = getattr(bnn.likelihood, "log_noise", None)
-    fixed = isinstance(bnn.likelihood, Gaussian) and not isinstance(noise, torch.nn.Parameter)
-    return {"noise": noise.exp().tolist()} if fixed and noise is not None else {}
+    if not isinstance(bnn.likelihood, Gaussian) or isinstance(bnn.likelihood.log_noise, torch.nn.Parameter):
+        return {}
+    log_noise = bnn.likelihood.log_noise
+    noise = [float(f"{math.exp(value):.6g}") for value in log_noise.flatten().tolist()]  # other devices round otherwise
+    return {"noise": noise if log_noise.ndim else noise[0]}
 
 
 def _free_of_consequence(settings: dict[str, Any]) -> set[str]:
