@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from varlap.errors import VarlapWarning
+from varlap.errors import ConfigError, VarlapWarning
 from varlap.models import find_kinks, smooth
 from varlap.models.smooth import ScaledTanh, SmoothLeakyReLU, SmoothPReLU, SmoothSELU
 
@@ -207,3 +207,11 @@ def test_another_activation_may_stand_for_relu():
     network = smooth(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LeakyReLU()), activation=nn.Softplus)
     assert isinstance(network[1], nn.Softplus)
     assert isinstance(network[2], SmoothLeakyReLU)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), F.silu])
+def test_what_makes_no_module_is_refused_before_anything_is_swapped(activation):
+    network = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with pytest.raises(ConfigError, match="smooth: activation is .*; give what makes a module, such as nn.Softplus"):
+        smooth(network, activation=activation)
+    assert isinstance(network[1], nn.ReLU)

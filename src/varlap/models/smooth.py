@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from varlap.errors import warn
+from varlap.models.checks import new_activation
 from varlap.models.kinks import TRANSFORMER_LAYERS, find_kinks
 
 
@@ -131,6 +132,7 @@ def smooth(
       (1): SiLU()
     )
     """
+    new_activation("smooth", activation)  # before anything is swapped
     # Modules used in several places are swapped for one module in all of them.
     swapped = {id(old): new for old in network.modules() if (new := _smooth_form(old, activation)) is not None}
     for path, old in list(network.named_modules(remove_duplicate=False)):

@@ -18,7 +18,8 @@ def adam(bnn: BNN, lr: float = ADAM_LR, log_sigma_lr_multiplier: float = 10.0, *
     """Return Adam over the means at `lr` and over log σ at a multiple of it (paper, section 5.1).
 
     It is short for `torch.optim.Adam(bnn.parameter_groups(lr, log_sigma_lr_multiplier), **options)`, on CUDA and on
-    a CPU with `fused=True` unless you say otherwise.
+    a CPU with `fused=True` unless you say otherwise: a gradient that you set yourself must be laid out in memory as its
+    parameter is, since a fused step goes by neither's strides.
 
     >>> optimizer = adam(BNN(torch.nn.Linear(2, 1)), lr=1e-4)
     >>> [group["lr"] for group in optimizer.param_groups]
