@@ -78,7 +78,7 @@ def test_cross_validation_that_fails_leaves_the_earlier_fit_as_it_was():
 
 @pytest.mark.parametrize("sizes", [sizing.CLASSES, sizing.NUMBERS])
 def test_the_default_betas_are_among_those_that_cv_chooses_from(sizes):
-    assert {sizes.small.beta, sizes.large.beta, sizes.very_large.beta} <= set(base.BETAS)
+    assert {sizes.of(rows).beta for rows in (100, 5_000, 50_000)} <= set(base.BETAS)
 
 
 @pytest.mark.parametrize("kind", [varlap.VLClassifier, varlap.VLRegressor])

@@ -64,7 +64,7 @@ def assess(
     checked_bootstrap("assess", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature)
     scores = Scores(bootstrap=bootstrap, seed=seed, trusted=True)
-    batch_size = items_at_once(bnn, how) if batch_size is None else batch_size
+    batch_size = items_at_once(bnn, how, batch_size)
     inside: list[dict[str, Tensor]] = []
     outside: list[dict[str, Tensor]] = []
     num_draws = None

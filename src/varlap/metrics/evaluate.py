@@ -73,7 +73,7 @@ def evaluate(
     checked_bootstrap("evaluate", bootstrap)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature, closed_form)
     scores = Scores(only, level=level, bootstrap=bootstrap, seed=seed, trusted=True)
-    batch_size = items_at_once(bnn, how) if batch_size is None else batch_size
+    batch_size = items_at_once(bnn, how, batch_size)
     for y, prediction in predictions(bnn, data, batch_size, predict_fn):
         scores.add(prediction, y)
     if ood is not None:
@@ -85,13 +85,14 @@ def evaluate(
 PredictFn = Callable[[Any], Prediction]
 
 
-def items_at_once(bnn: BNN, how: How) -> int:
-    """Return the usual size of a batch: on a CPU larger ones are slower where weights are drawn, and take gigabytes.
+def items_at_once(bnn: BNN, how: How, wanted: int | None = None) -> int:
+    """Return the size of a batch that is wanted, or the usual one: larger ones are slower for draws on a CPU.
 
     >>> items_at_once(BNN(torch.nn.Linear(2, 3)), "mean"), items_at_once(BNN(torch.nn.Linear(2, 3)), "linearised")
     (512, 128)
     """
-    return 128 if how != "mean" and bnn.device.type == "cpu" else 512
+    usual = 128 if how != "mean" and bnn.device.type == "cpu" else 512  # which would take gigabytes there
+    return usual if wanted is None else wanted
 
 
 def predictor(

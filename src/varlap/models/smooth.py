@@ -117,8 +117,8 @@ def smooth(
 
     ReLU becomes SiLU or another `activation`, also as a function inside torch's transformer layers; LeakyReLU and PReLU
     their softplus forms (PReLU keeps its parameter), Hardtanh and ReLU6 a scaled tanh, Hardswish SiLU, Hardsigmoid the
-    sigmoid, SELU and ELU a form of CELU. The weights stay, but what they
-    compute changes: train, or train on, afterwards. What cannot be swapped is left alone and named in a warning.
+    sigmoid, SELU and ELU a form of CELU. The weights stay, but what they compute changes: train, or train on,
+    afterwards. What cannot be swapped is left alone and named in a warning.
 
     Args:
         network: any module. If it is itself an activation, the module returned is a new one.

@@ -1,6 +1,7 @@
 """Variational Laplace, Eqs. 29 and 30."""
 
 import contextlib
+import math
 import weakref
 from dataclasses import replace
 from typing import Any, Literal
@@ -85,8 +86,7 @@ class VL(Objective):
         self._variance_fisher = RunningMean(fisher_decay)
         self._fisher, self._gradient = (RunningMean(self.curvature.memory) for _ in range(2))
         self._owner: weakref.ref[BNN] | None = None
-        self._calls_since_update = self._calls_without_curvature = 0
-        self._has_had_curvature = False
+        self._calls_since_update, self._calls_without_curvature = 0, 0.0
         if variances == "closed-form" and self.beta == 0:
             raise ConfigError("VL(variances='closed-form', beta=0): the closed form needs a positive beta")
 
@@ -128,9 +128,10 @@ class VL(Objective):
             running.move_to(context.bnn.device)
         if context.with_gradients:
             self._owner = weakref.ref(context.bnn)
-            self._has_had_curvature |= bool(self._fisher or self.curvature.weight(context.streams.step))
-            self._calls_without_curvature += not self._has_had_curvature
-            if self._calls_without_curvature == CALLS_WITHOUT_CURVATURE and not self._has_had_curvature:
+            if self._fisher or self.curvature.weight(context.streams.step):
+                self._calls_without_curvature = -math.inf  # there was one, so that steps are counted as they should be
+            self._calls_without_curvature += 1
+            if self._calls_without_curvature == CALLS_WITHOUT_CURVATURE:
                 warn(
                     f"VL has evaluated no curvature in {CALLS_WITHOUT_CURVATURE} calls: {self.curvature!r} does so "
                     "where `step` is a multiple of `every`; pass consecutive numbers as step=..., or leave it out"

@@ -52,7 +52,7 @@ def fit_temperature(
     """
     tempered_fn = require_tempered(bnn)
     predict_fn = predictor(bnn, how, num_samples, seed, temperature=1.0)
-    batch_size = items_at_once(bnn, how) if batch_size is None else batch_size
+    batch_size = items_at_once(bnn, how, batch_size)
     targets: list[Any] = []
     parts: list[Prediction] = []
     for y, prediction in predictions(bnn, held_out, batch_size, predict_fn):

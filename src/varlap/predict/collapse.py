@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 MOST_RELATIVE_NOISE = 0.8
 
 _told: "weakref.WeakSet[BNN]" = weakref.WeakSet()
-_fit_evaluation: "weakref.WeakSet[BNN]" = weakref.WeakSet()
+_nothing_to_tell: "weakref.WeakSet[BNN]" = weakref.WeakSet()  # of batch norm: variances are right, or it was told
 
 
 @torch.no_grad()
@@ -73,14 +73,14 @@ def tell_of_untrained_variances(bnn: BNN) -> None:
 
 def note_variances_of_evaluation(bnn: BNN) -> None:
     """Note that the variances were estimated in evaluation mode, as prediction sees the network."""
-    _fit_evaluation.add(bnn)
+    _nothing_to_tell.add(bnn)
 
 
 def tell_of_batch_statistics(bnn: BNN) -> None:
     """Log, once for a network, that variances learnt beside a batch's statistics are not those of evaluation mode."""
-    if bnn in _fit_evaluation or not _weights_before_statistics(bnn):
+    if bnn in _nothing_to_tell or not _weights_before_statistics(bnn):
         return
-    _fit_evaluation.add(bnn)  # it was told
+    _nothing_to_tell.add(bnn)
     log.warning(
         "there is batch norm behind Bayesian weights: variances that were learnt in training, with the statistics of "
         "batches, give far worse linearised predictions than those of evaluation mode; estimate them again first, by "

@@ -9,8 +9,8 @@ from varlap.curvature import Curvature, ExactFisher
 from varlap.curvature.exact_fisher import takes_items_at_once
 from varlap.posterior import BNN, EmpiricalBayesPrior, FanInPrior, Prior
 
-FEWEST_VERY_LARGE = 20_000
 FEWEST_LARGE = 2000  # rows of a table that is never trained on all of them in every step
+FEWEST_VERY_LARGE = 20_000  # rows, of which MOST_STEPS show each a few dozen times
 MOST_EXACT_ENTRIES = 2**21  # items × outputs × weights: gradients that are held at once, 16 MB
 EXACT = ExactFisher(every=10, memory=0.5)
 NOISE_HIDDEN, NOISE_BETA, NOISE_LR = (20,), 0.5, 0.02  # of the network that says how large a regressor's noise is
@@ -39,7 +39,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class BySize:
-    """Defaults for small tables, for large ones, and for very large ones.
+    """Defaults for small tables, for large ones, and for very large ones where they differ.
 
     >>> CLASSES.of(100).hidden, CLASSES.of(10_000).hidden
     ((50,), (100,))
@@ -48,12 +48,11 @@ class BySize:
     small: Defaults
     large: Defaults
     fewest_large: int
-    very_large: Defaults
-    fewest_very_large: int
+    very_large: Defaults | None = None
 
     def of(self, num_data: float) -> Defaults:
         """Return the defaults for so many rows."""
-        if num_data >= self.fewest_very_large:
+        if self.very_large is not None and num_data >= FEWEST_VERY_LARGE:
             return self.very_large
         return self.large if num_data >= self.fewest_large else self.small
 
@@ -67,22 +66,17 @@ class Sizing:
     """whether it is trained on all its rows in every step"""
 
 
-_LARGE_OF_CLASSES = Defaults(hidden=(100,), beta=0.03, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0)
 CLASSES = BySize(
     Defaults(hidden=(50,), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0),
-    _LARGE_OF_CLASSES,
+    Defaults(hidden=(100,), beta=0.03, prior=FanInPrior(), lr=0.01, batch_size=128, warmup=0.0),
     fewest_large=1000,
-    very_large=_LARGE_OF_CLASSES,
-    fewest_very_large=FEWEST_VERY_LARGE,
 )
 _LARGE_OF_NUMBERS = Defaults(hidden=(50, 50), beta=0.1, prior=FanInPrior(), lr=0.01, batch_size=256, warmup=0.3)
 NUMBERS = BySize(
     Defaults(hidden=(50,), beta=0.6, prior=EmpiricalBayesPrior(), lr=0.03, batch_size=128, warmup=0.3),
     _LARGE_OF_NUMBERS,
     fewest_large=FEWEST_LARGE,
-    # In 4,000 steps so many rows are seen some dozen times only: a higher rate and a wider network learn more of them.
     very_large=replace(_LARGE_OF_NUMBERS, hidden=(100, 100), lr_of_batches=0.03),
-    fewest_very_large=FEWEST_VERY_LARGE,
 )
 
 
