@@ -79,8 +79,8 @@ class RunSpec:
     curvature: Curvature = "exact"
     """of VL. 'exact': of all images (the paper); 'default': of a sixteenth of them, whatever the batch size is"""
     gradient: Gradient = "held"
-    """of VL's curvature. 'held': labels fixed (the paper); 'quiet': same expectation, less noise; 'whole': through the
-    labels too"""
+    """of VL's curvature. 'held': labels as constants, as we read the paper; 'quiet': same expectation, less
+    noise; 'whole': through the labels too"""
     variances: Variances = "learnt"
     """of VL: learnt by the optimizer (the paper), or set in closed form"""
     beta_warmup: float | None = None
