@@ -10,7 +10,7 @@ from torch import nn
 
 import varlap
 from varlap.errors import ConfigError
-from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean
+from varlap.posterior.kl import kl_with_gradients
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -240,24 +240,31 @@ def test_kl_is_summed_over_weights_not_averaged():
 def test_closed_form_gradients_of_the_kl_equal_autograds(case):
     bnn, _, _ = case.make()
     bnn.network.requires_grad_(True)
-    bnn.kl().backward()
-    shared = {}
+    kl = bnn.kl()
+    kl.backward()
+    shared, values = {}, []
     for name, mean in bnn.means().items():
         scale = bnn.prior_scale[name]
-        expected = kl_gradient_in_mean(mean, bnn.prior_mean_of(name), scale)
-        torch.testing.assert_close(mean.grad, expected, rtol=1e-11, atol=1e-12)
-        gradient = kl_gradient_in_log_sigma(mean, bnn.log_sigma[name], scale)
+        log_sigma = bnn.log_sigma[name].detach()
+        variance, centre = (2 * log_sigma).exp(), bnn.prior_mean_of(name)
+        value, in_mean, gradient = kl_with_gradients(mean.detach(), log_sigma, variance, centre, scale)
+        values.append(value)
+        torch.testing.assert_close(mean.grad, in_mean, rtol=1e-11, atol=1e-12)
         assert gradient.shape == bnn.log_sigma[name].shape
         shared.setdefault(id(bnn.log_sigma[name]), [bnn.log_sigma[name], 0.0])[1] += gradient.detach()
     for log_sigma, gradient in shared.values():
         torch.testing.assert_close(log_sigma.grad, gradient, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(torch.stack(values).sum(), kl, rtol=1e-13, atol=0)
 
 
 def test_one_log_sigma_gathers_the_gradients_of_the_weights_that_share_it():
     mean, scale = torch.randn(3, 4, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
     one = torch.tensor(-1.2, dtype=torch.float64)
-    each = kl_gradient_in_log_sigma(mean, one.expand(3, 4), scale)
-    torch.testing.assert_close(kl_gradient_in_log_sigma(mean, one, scale), each.sum(), rtol=1e-14, atol=0)
+    variance = (2 * one).exp()
+    each = kl_with_gradients(mean, one.expand(3, 4), variance.expand(3, 4), 0.0, scale)
+    together = kl_with_gradients(mean, one, variance, 0.0, scale)
+    torch.testing.assert_close(together.in_log_sigma, each.in_log_sigma.sum(), rtol=1e-14, atol=0)
+    torch.testing.assert_close(together.value, each.value, rtol=1e-14, atol=0)
 
 
 @by_name
@@ -276,3 +283,10 @@ def test_kl_of_a_posterior_equal_to_the_prior_is_zero():
             mean.zero_()
             bnn.log_sigma[name].copy_(bnn.prior_scale[name].log().expand(mean.shape))
     assert abs(bnn.kl().item()) < 1e-13
+
+
+def test_kl_of_a_network_in_half_precision_does_not_overflow():
+    bnn = varlap.BNN(nn.Linear(300, 300))
+    exact = bnn.double().kl().item()
+    assert exact > torch.finfo(torch.float16).max
+    assert bnn.half().kl().item() == pytest.approx(exact, rel=1e-2)

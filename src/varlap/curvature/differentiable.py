@@ -22,7 +22,15 @@ def twice_differentiable(network: nn.Module, num_derivatives: int = 2) -> Iterat
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if any(isinstance(module, nn.RNNBase) for module in network.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(fast_second_order())
+        if num_derivatives > 2 or _may_convolve(network):  # ThirdOrder leaves affine batch norm to it
+            stack.enter_context(fast_second_order())
         if num_derivatives > 2:
             stack.enter_context(ThirdOrder())
         yield
+
+
+def _may_convolve(network: nn.Module) -> bool:
+    """Whether there is something to be faster at: each call of torch is looked at, which a small network would feel."""
+    return any(parameter.ndim > 2 for parameter in network.parameters()) or any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()
+    )

@@ -84,8 +84,8 @@ class Categorical(nn.Module):
                 "drawn from the model could not be told from an ignored one; mark ignored positions otherwise, as by "
                 f"targets.masked_fill(targets == {self.ignored_label}, -100), and leave ignored_label at -100"
             )
-        wrong = ~self._ignored(labels) & ((labels < 0) | (labels >= num_classes))
-        if wrong.any():
+        wrong = (labels < 0) | (labels >= num_classes)
+        if wrong.any() and (wrong := wrong & ~self._ignored(labels)).any():
             raise BatchError(
                 f"label {labels[wrong][0].item()} is out of range: the network has {num_classes} outputs, so labels "
                 f"go from 0 to {num_classes - 1} (ignored: {self.ignored_label}); fix the labels, the number of "

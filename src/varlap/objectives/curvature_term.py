@@ -12,7 +12,6 @@ from varlap.errors import NetworkError
 from varlap.objectives.map import mean_data_term
 from varlap.objectives.objective import Context, DataTerm, Gradients, gradients_of
 from varlap.objectives.running import RunningMean, Updates
-from varlap.posterior.bnn import BNN
 
 
 def curvature_data_term(context: Context, curvature: Curvature) -> DataTerm:
@@ -22,32 +21,29 @@ def curvature_data_term(context: Context, curvature: Curvature) -> DataTerm:
     the penalty is one product of a Hessian with a vector, pulled back together with that of the log-likelihood; in
     log σ it is closed form, k · σ² f.
     """
-    bnn = context.bnn
     weight = curvature.weight(context.streams.step)
     if not weight:
         return without_curvature(mean_data_term(context), context)
     log_likelihood, estimate = _estimate(context, curvature)
     diagonal = estimate.diagonal()
-    middle_term, in_log_sigma = penalty(bnn, diagonal, weight)
+    middle_term, in_log_sigma = penalty(context.variances, diagonal, weight)
     if not context.with_gradients:
         return DataTerm(log_likelihood, middle_term, {}, {}, diagonal)
-    outputs, cotangents = _pull_back(bnn, estimate, weight)
+    outputs, cotangents = _pull_back(context.variances, estimate, weight)
     gradients = _pulled([log_likelihood, *outputs], [-torch.ones_like(log_likelihood), *cotangents], context)
     return DataTerm(log_likelihood, middle_term, gradients, in_log_sigma, diagonal)
 
 
-def penalty(bnn: BNN, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradients]:
+def penalty(variances: Gradients, diagonal: Gradients, weight: float) -> tuple[Tensor, Gradients]:
     """Return k · ½ Σ σ² f with f = S ḡ², Eq. 30, the middle term without its minus; and its gradient in log σ, k σ² f.
 
-    >>> bnn = BNN(torch.nn.Linear(1, 1, bias=False))
-    >>> _ = torch.nn.init.zeros_(bnn.log_sigma["weight"])
-    >>> penalty(bnn, {"weight": torch.tensor([[3.0]])}, weight=2)
+    >>> penalty({"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}, weight=2)
     (tensor(3.), {'weight': tensor([[6.]])})
     """
-    products = {name: weight * (2 * bnn.log_sigma[name].detach()).exp() * f for name, f in diagonal.items()}
+    products = _weighted(weight, {name: variances[name] * f for name, f in diagonal.items()})
     sums = [product.sum() for product in products.values()]
     total = 0.5 * torch.stack([value.to(sums[0].dtype) for value in sums]).sum()
-    return total, {name: product.sum_to_size(bnn.log_sigma[name].shape) for name, product in products.items()}
+    return total, {name: product.sum_to_size(variances[name].shape) for name, product in products.items()}
 
 
 def without_curvature(data: DataTerm, context: Context) -> DataTerm:
@@ -71,7 +67,7 @@ def renewed(
         new = estimate.diagonal()
         updates = [(fisher, fisher.including(new)[1])]
         if context.with_gradients:
-            pulled = _pulled(*_pull_back(bnn, estimate, 1), context)
+            pulled = _pulled(*_pull_back(context.variances, estimate, 1), context)
             # An input belongs to its own batch, so its gradient is not remembered.
             kept = {name: g for name, g in pulled.items() if not name.startswith("x")}
             updates.append((gradient, gradient.including(kept)[1]))
@@ -80,7 +76,7 @@ def renewed(
 
 def with_remembered(data: DataTerm, context: Context, fisher: RunningMean, gradient: RunningMean) -> DataTerm:
     """Add Eq. 30's middle term, with f and its gradient in μ as they are remembered, and with weight 1."""
-    middle_term, in_log_sigma = penalty(context.bnn, fisher.mean(), 1)
+    middle_term, in_log_sigma = penalty(context.variances, fisher.mean(), 1)
     if not context.with_gradients:
         return replace(data, curvature=middle_term)
     in_means = gradient.mean()
@@ -105,7 +101,10 @@ def _pulled(outputs: list[Tensor], cotangents: list[Tensor], context: Context) -
             ) from error
 
 
-def _pull_back(bnn: BNN, estimate: Estimate, weight: float) -> tuple[list[Tensor], list[Tensor]]:
-    variance = {name: weight * (2 * log_sigma.detach()).exp() for name, log_sigma in bnn.log_sigma.items()}
-    pairs = [pair for pair in estimate.pull_back(variance) if pair[0].requires_grad]
+def _pull_back(variances: Gradients, estimate: Estimate, weight: float) -> tuple[list[Tensor], list[Tensor]]:
+    pairs = [pair for pair in estimate.pull_back(_weighted(weight, variances)) if pair[0].requires_grad]
     return [tensor for tensor, _ in pairs], [cotangent for _, cotangent in pairs]
+
+
+def _weighted(weight: float, tensors: Gradients) -> Gradients:
+    return tensors if weight == 1 else {name: weight * tensor for name, tensor in tensors.items()}

@@ -1,6 +1,7 @@
 """The one way from (network, posterior, batch, noise) to a value and its gradients, shared by every objective."""
 
 import contextlib
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
 from varlap.posterior.bnn import BNN
-from varlap.posterior.kl import kl_gradient_in_log_sigma, kl_gradient_in_mean, quadratic_part
+from varlap.posterior.kl import kl_gradient_in_mean, kl_with_gradients, quadratic_part
 from varlap.seeds import checked_seed
 from varlap.streams import Streams, current_rank
 
@@ -48,6 +49,11 @@ class Context:
     """what gradients are multiplied with on their way through the network, and divided by at its end"""
     renews: bool = True
     """whether the data term takes in `Objective.renewal`; a compiled step computes that beside it"""
+
+    @functools.cached_property
+    def variances(self) -> Gradients:
+        """σ² by parameter name, shared by all terms that it enters."""
+        return {name: (2 * log_sigma.detach()).exp() for name, log_sigma in self.bnn.log_sigma.items()}
 
     def tensors(self) -> Gradients:
         """Return what the data term's gradient must reach: Bayesian means, point estimates, inputs that ask for it."""
@@ -194,18 +200,17 @@ class Objective(ABC):
         It has no effect but the network's own (running statistics), so it can be traced and compiled.
         """
         data = self.data_term(context)
-        bnn, scale = context.bnn, context.beta / context.num_data
-        bnn.refit_prior()
+        scale = torch.as_tensor(context.beta / context.num_data, dtype=torch.float64)
+        context.bnn.refit_prior()
         with torch.no_grad():
-            kl = self._kl_sum(bnn)
+            kl, from_prior = self._prior_term(context)
             kl = (kl / context.num_data).to(kl.dtype)  # a compiled evaluation has N in double precision
             gradients = dict(data.gradients)
-            for name, mean in bnn.means().items() if context.with_gradients else ():
-                from_prior = kl_gradient_in_mean(mean, bnn.prior_mean_of(name), bnn.prior_scale[name])
-                gradients[f"network.{name}"] = gradients[f"network.{name}"] + scale * from_prior
-                if name in data.log_sigma_gradients and not self.sets_variances:
-                    from_prior = kl_gradient_in_log_sigma(mean, bnn.log_sigma[name], bnn.prior_scale[name])
-                    gradients[f"log_sigma.{name}"] = data.log_sigma_gradients[name] + scale * from_prior
+            if not self.sets_variances:
+                gradients |= {f"log_sigma.{name}": g for name, g in data.log_sigma_gradients.items()}
+            for name, gradient in from_prior.items():
+                if name in gradients:  # in place, since new memory costs a CPU more than the arithmetic
+                    gradients[name] = gradient.mul_(scale).add_(gradients[name])
         updates = data.updates + self.updates_after(data) if context.with_gradients else []
         values = (data.log_likelihood.detach(), data.curvature.detach(), kl)
         return Evaluation(*values, gradients, data.diagonal, updates)
@@ -292,11 +297,19 @@ class Objective(ABC):
         half = any(gradient.dtype == torch.float16 for gradient in evaluation.gradients.values())
         _check_evaluation(evaluation, step, WEIGHTS_IN_HALF if half else self.after_a_nan)
 
-    def _kl_sum(self, bnn: BNN) -> Tensor:
-        if self.uses_variances:
-            return bnn.kl()
-        parts = [quadratic_part(mean, bnn.prior_mean_of(n), bnn.prior_scale[n]) for n, mean in bnn.means().items()]
-        return torch.stack([part.to(parts[0].dtype) for part in parts]).sum()
+    def _prior_term(self, context: Context) -> tuple[Tensor, Gradients]:
+        """Return the KL, or its quadratic part, summed over all weights; and its gradients."""
+        bnn, values, gradients = context.bnn, [], {}
+        for name, mean in bnn.means().items():
+            prior = bnn.prior_mean_of(name), bnn.prior_scale[name]
+            if self.uses_variances:
+                sigma = bnn.log_sigma[name], context.variances[name]
+                value, in_mean, gradients[f"log_sigma.{name}"] = kl_with_gradients(mean, *sigma, *prior)
+            else:
+                value, in_mean = quadratic_part(mean, *prior), kl_gradient_in_mean(mean, *prior)
+            gradients[f"network.{name}"] = in_mean
+            values.append(value)
+        return torch.stack([value.to(values[0].dtype) for value in values]).sum(), gradients
 
 
 def gradients_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], context: Context) -> Gradients:

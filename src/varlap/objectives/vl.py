@@ -149,6 +149,7 @@ class VL(Objective):
         if not self.curvature.memory:
             return curvature_data_term(context, self.curvature)
         data = mean_data_term(context)
+        context = replace(context, batch=replace(context.batch, trusted=True))  # by the forward pass just made
         updates = self.renewal(context) if context.renews else []
         with contextlib.ExitStack() as stack:
             for running, sums in [] if self._fisher else updates:  # the first ones serve at once

@@ -124,14 +124,14 @@ class BNN(nn.Module):
         """Return the trainable parameters that are not Bayesian, the likelihood's own among them."""
         chosen = {f"network.{name}": p for name, p in self.network.named_parameters() if name not in self.log_sigma}
         if isinstance(self.likelihood, nn.Module):
-            shared = {id(parameter) for parameter in self.network.parameters()}  # those count once
-            own = self.likelihood.named_parameters()
-            chosen |= {f"likelihood.{name}": p for name, p in own if id(p) not in shared}
+            own = dict(self.likelihood.named_parameters())
+            shared = {id(parameter) for parameter in self.network.parameters()} if own else ()  # those count once
+            chosen |= {f"likelihood.{name}": p for name, p in own.items() if id(p) not in shared}
         return {name: parameter for name, parameter in chosen.items() if parameter.requires_grad}
 
     def prior_mean_of(self, name: str) -> Tensor | float:
         """Return the prior's mean m of one parameter: 0 unless the prior is centred on the network."""
-        return self.prior_mean.get(name, 0.0)
+        return self.prior_mean[name] if name in self.prior_mean else 0.0  # noqa: SIM401  # `get` would raise inside
 
     @property
     def device(self) -> torch.device:
@@ -219,7 +219,8 @@ class BNN(nn.Module):
     @contextlib.contextmanager
     def spare_buffers(self) -> Iterator[None]:
         """Let a further pass move copies of the buffers, so that running statistics move once a step."""
-        with installed(self.network, {name: buffer.clone() for name, buffer in self.network.named_buffers()}):
+        copies = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+        with installed(self.network, copies) if copies else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager

@@ -40,6 +40,9 @@ class NamedTensors(nn.Module, Mapping[str, Tensor]):
         assert tensor is not None
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
