@@ -283,6 +283,24 @@ def test_a_compiled_call_that_is_not_finite_changes_nothing_and_names_the_gradie
         torch.testing.assert_close(total, memory["fisher"][name], rtol=0, atol=0)
 
 
+def test_a_compiled_call_whose_new_curvature_alone_overflows_is_refused_as_an_eager_one_is(graphs: list[Any]):
+    """It serves in later steps only, so that values and gradients of this one are finite."""
+    network = nn.Linear(2, 3)
+    torch.nn.init.zeros_(network.weight)
+    bnn, objective = varlap.BNN(network), varlap.VL(100, curvature=Fisher(memory=0.9))
+    x, y = torch.ones(8, 2), torch.arange(8) % 3
+    objective.compiled = True
+    for step in range(3):
+        objective(bnn, x, y, step=step)
+    memory = objective.state_dict()["fisher"]
+    x[:, 0] = 3e20  # whose square is not a number of single precision
+    with pytest.raises(varlap.errors.NonFiniteError, match="step 3: the new curvature holds NaN or Inf"):
+        objective(bnn, x, y, step=3)
+    assert graphs
+    for name, total in objective.state_dict()["fisher"].items():
+        torch.testing.assert_close(total, memory[name], rtol=0, atol=0)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_own_loop_on_cuda_compiles_itself_and_equals_the_eager_one(caplog: pytest.LogCaptureFixture):
     results = []

@@ -140,7 +140,7 @@ def test_the_whole_data_in_another_order_are_left_in_peace():
 def test_steps_that_never_have_curvature_are_named_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("varlap.objectives.vl.CALLS_WITHOUT_CURVATURE", 10)
     bnn = varlap.BNN(nn.Linear(4, 3))
-    message = r"no curvature in 10 calls: Fisher\(every=4, .*; pass consecutive numbers as step"
+    message = r"no turn in 10 calls: Fisher\(every=4, .*; pass consecutive numbers as step"
 
     def take(steps: Iterable[int]) -> None:
         objective = varlap.VL(len(Y))

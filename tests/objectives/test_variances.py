@@ -229,6 +229,19 @@ def test_memory_serves_the_average_of_past_evaluations_in_every_step_with_weight
     assert evaluations[0]["curvature"] > 1e-3
 
 
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_memory_begins_in_the_first_step_whatever_its_number(step):
+    """A loop may count from one, or go on from elsewhere; later evaluations keep to their turn."""
+    bnn, x, y = CASES[0].make()
+    objective = varlap.VL(N, BETA, curvature=varlap.Fisher(every=4, memory=0.5))
+    first = objective(bnn, x, y, step=step).curvature
+    assert torch.equal(first, paper_vl(N, BETA)(bnn, x, y, step=step).curvature)
+    assert first > 0
+    assert objective(bnn, x, y, step=5).curvature == first
+    objective(bnn, x, y, step=8)
+    assert objective(bnn, x, y, step=9).curvature != first
+
+
 # -- warm-up -----------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.curvature.protocol import gradients
-from varlap.errors import ConfigError, NetworkError
+from varlap.errors import ConfigError, NetworkError, NonFiniteError
 from varlap.objectives.mistakes import SizeWatch, VarianceWatch, warn_about_probabilities
 from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
@@ -344,6 +344,8 @@ def _check_evaluation(evaluation: Evaluation, step: int, advice: str) -> None:
         *((f"the curvature of {name}", total) for _, sums in evaluation.updates for name, total in sums.items()),
     ]
     check_finite(named, step=step, advice=advice)
+    if evaluation.sound is not None:  # a graph keeps what it has renewed to itself
+        raise NonFiniteError(f"step {step}: the new curvature holds NaN or Inf; nothing was changed; {advice}")
 
 
 def _as_terms(context: Context, evaluation: Evaluation) -> Terms:

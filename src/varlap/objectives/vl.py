@@ -128,12 +128,12 @@ class VL(Objective):
             running.move_to(context.bnn.device)
         if context.with_gradients:
             self._owner = weakref.ref(context.bnn)
-            if self._fisher or self.curvature.weight(context.streams.step):
+            if self.curvature.weight(context.streams.step):
                 self._calls_without_curvature = -math.inf  # there was one, so that steps are counted as they should be
             self._calls_without_curvature += 1
             if self._calls_without_curvature == CALLS_WITHOUT_CURVATURE:
                 warn(
-                    f"VL has evaluated no curvature in {CALLS_WITHOUT_CURVATURE} calls: {self.curvature!r} does so "
+                    f"VL's curvature had no turn in {CALLS_WITHOUT_CURVATURE} calls: {self.curvature!r} is evaluated "
                     "where `step` is a multiple of `every`; pass consecutive numbers as step=..., or leave it out"
                 )
         if self.sets_variances and context.with_gradients:
@@ -161,8 +161,8 @@ class VL(Objective):
         return replace(data, updates=updates)
 
     def renews(self, step: int) -> bool:
-        """Whether a step evaluates the curvature anew for its memory."""
-        return bool(self.curvature.memory and self.curvature.weight(step))
+        """Whether a step evaluates the curvature anew for its memory: at its turn, and where nothing is remembered."""
+        return bool(self.curvature.memory and (self.curvature.weight(step) or not self._fisher))
 
     def renewal(self, context: Context) -> Updates:
         """Evaluate the curvature for the steps to come; without gradients only where nothing is remembered yet."""
@@ -202,7 +202,7 @@ class VL(Objective):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned; the next network is the one that it is about."""
         super().load_state_dict(state)
-        self._owner = None
+        self._owner, self._calls_without_curvature = None, -math.inf
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on with the network that it is called with next."""
