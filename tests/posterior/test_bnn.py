@@ -389,3 +389,19 @@ def test_output_that_is_not_there_is_named_with_what_is(output):
     bnn = varlap.BNN(TwoInputs(), output=output)
     with pytest.raises(NetworkError, match=rf"output={output!r}\) is not in what the network returned \(tuple\)"):
         bnn.outputs((torch.zeros(1, 4), torch.zeros(1, 2)))
+
+
+@pytest.mark.parametrize("objective", [varlap.MAP, varlap.VI, varlap.VL])
+def test_targets_drawn_from_a_learnt_noise_serve_more_than_one_call(objective):
+    """They come with a graph back to the noise, which belongs to the draw and not to the training."""
+    bnn = varlap.BNN(nn.Linear(2, 1), "gaussian")
+    x = torch.randn(5, 2)
+    y = bnn.likelihood.sample(bnn(x), torch.Generator().manual_seed(0))
+    assert y.requires_grad
+    gradients = []
+    for targets in (y, y, y.detach()):
+        bnn.zero_grad()
+        objective(num_data=5)(bnn, x, targets).loss.backward()
+        gradients.append(bnn.likelihood.log_noise.grad.clone())
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
