@@ -458,3 +458,21 @@ def test_a_copy_of_the_network_gives_the_same_bits():
     bnn, x, y = named_case("batch-norm").make()
     twin = copy.deepcopy(bnn)
     assert_equal(gradients(twin, varlap.VL(N, BETA), x, y), gradients(bnn, varlap.VL(N, BETA), x, y))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_hook_on_a_parameter_sees_the_final_gradient_once(name):
+    """On the way there it would scale the sampled gradient too, and with it the curvature."""
+    results = []
+    for hooked in (False, True):
+        bnn, x, y = CASES[0].make()
+        weight, seen = next(iter(bnn.means().values())), []
+        if hooked:
+            weight.register_hook(lambda gradient, seen=seen: seen.append(gradient) or 2 * gradient)
+        terms = OBJECTIVES[name](N, BETA)(bnn, x, y, step=0)
+        assert not seen
+        terms.loss.backward()
+        assert len(seen) == hooked
+        results.append((terms.elbo.detach(), weight.grad / (1 + hooked)))
+    for plain, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-12, atol=0)

@@ -4,13 +4,13 @@ import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from varlap import tree
 from varlap.curvature.protocol import gradients
@@ -327,10 +327,25 @@ def prepared(context: Context) -> Iterator[None]:
     with (
         torch.enable_grad(),
         bnn.means_differentiable(),
+        _hooks_waiting(bnn.network.parameters()),
         context.streams.around_network(bnn.device),
         bnn.buffers_restored(only_on_error=True),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _hooks_waiting(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let hooks on parameters see the gradient that `loss.backward()` leaves, once, and none on the way to it."""
+    hooks = [parameter._backward_hooks for parameter in parameters if parameter._backward_hooks]
+    kept = [dict(table) for table in hooks]
+    for table in hooks:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, own in zip(hooks, kept, strict=True):
+            table.update(own)
 
 
 def _check_evaluation(evaluation: Evaluation, step: int, advice: str) -> None:

@@ -56,8 +56,12 @@ def is_ready(objective: Objective) -> bool:
 
 def runs_own_code(network: nn.Module) -> bool:
     """Whether a user's function is called with the modules: a compiled evaluation would not call it again."""
-    return any(getattr(torch_module, kind) for kind in GLOBAL_HOOKS) or any(
-        "forward" in vars(module) or any(getattr(module, kind) for kind in HOOKS) for module in network.modules()
+    return (
+        any(getattr(torch_module, kind) for kind in GLOBAL_HOOKS)
+        or any(
+            "forward" in vars(module) or any(getattr(module, kind) for kind in HOOKS) for module in network.modules()
+        )
+        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in network.parameters())
     )
 
 
