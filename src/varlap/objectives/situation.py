@@ -55,7 +55,7 @@ def is_ready(objective: Objective) -> bool:
 
 
 def runs_own_code(network: nn.Module) -> bool:
-    """Whether a user's function is called with the modules: a compiled evaluation would not call it again."""
+    """Whether a user's function is called with modules or gradients: a compiled evaluation would not call it again."""
     return (
         any(getattr(torch_module, kind) for kind in GLOBAL_HOOKS)
         or any(

@@ -109,7 +109,7 @@ def shaped_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: int
         raise BatchError("weights must not be negative: their square root weighs each item's sampled gradient")
     if any(
         tensor.requires_grad for tensor in tree.tensors(y)
-    ):  # as those drawn from a likelihood that learns its noise
+    ):  # as of those drawn from a learnt noise
         y = tree.map_tensors(Tensor.detach, y)
     return Batch(x, y, weights, size)
 
