@@ -14,7 +14,7 @@ NAME = re.compile(r"(?<![\w./-])varlap(?:\.[A-Za-z_]\w*)+")  # varlap.fit, but n
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from", "which-method"])
+@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from", "which-method", "image-recipe"])
 def test_the_code_of_the_page_runs(page: str):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
     assert blocks
@@ -91,14 +91,14 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(files(nav)) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
-def test_the_page_on_choices_says_how_much_quieter_the_quiet_gradient_was():
+def test_the_page_on_choices_says_how_much_less_noise_the_variance_reduced_gradient_has():
     results = ROOT / "results" / "bench" / "gradient-noise.json"
     if not results.is_file():
         pytest.skip("the results are not part of a source distribution")
     rows = json.loads(results.read_text())["rows"]
     found = {(row["network"], row["batch_size"], row["gradient"]): row for row in rows}
     page = (ROOT / "docs" / "choices.md").read_text()
-    told = re.search(r"batches of 128, it is ([\d.]+) times less for a small MLP and ([\d.]+) times less", page)
+    told = re.search(r"batches of 128, the noise is ([\d.]+) times less for a small MLP and ([\d.]+) times less", page)
     assert told is not None
     for network, number in zip(("MLP", "PreactResNet-18, width 4"), told.groups(), strict=True):
         held, quiet = (found[network, 128, gradient]["noise"] for gradient in ("held", "quiet"))
