@@ -149,7 +149,8 @@ def test_the_first_page_says_of_the_small_study_what_it_found_for_and_against_vl
     told = re.search(
         r"the best of seven VL variants beats tuned MAP by ([\d.]+) NLL, or by ([\d.]+) if MAP also gets "
         r"the β warm-up, but has worse ECE \(([\d.]+) vs ([\d.]+)\)\. VL with default settings is ([\d.]+) ahead of "
-        r"MAP and ([\d.]+) behind temperature-scaled MAP\. Temperature-scaled VI is ([\d.]+) ahead of VL's best variant\.",
+        r"MAP and ([\d.]+) behind temperature-scaled MAP\. Temperature-scaled VI is ([\d.]+) ahead of VL's "
+        r"best variant\.",
         page,
     )
     assert told is not None
