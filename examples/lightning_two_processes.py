@@ -25,7 +25,7 @@ def main() -> None:
     torch.manual_seed(0)  # the same initial weights in both
     digits = varlap.data.load("digits")
     x, y = digits.train_images.flatten(1), digits.train_labels
-    train, held_out = TensorDataset(x[180:], y[180:]), TensorDataset(x[:180], y[:180])  # the latter choose the checkpoint
+    train, held_out = TensorDataset(x[180:], y[180:]), TensorDataset(x[:180], y[:180])  # which chooses the checkpoint
     test = TensorDataset(digits.test_images.flatten(1), digits.test_labels)
 
     bnn = varlap.BNN(varlap.models.mlp(64, 10))
