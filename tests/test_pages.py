@@ -91,6 +91,28 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(files(nav)) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
+@pytest.mark.parametrize("page", ["predictions", "index"])
+def test_the_scores_of_six_ways_to_predict_are_those_of_the_results(page: str):
+    results = ROOT / "results" / "quality" / "fashion-mnist-10000-predictions.json"
+    if not results.is_file():
+        pytest.skip("the results are not part of a source distribution")
+    summary = json.loads(results.read_text())["summary"]
+    names = {"MAP + temperature scaling": "MAP, temperature", "MAP + Laplace": "MAP, Laplace"}
+    names |= {"VL + temperature scaling": "VL, temperature", "MAP": "MAP", "VI": "VI", "VL": "VL"}
+    table = (ROOT / "docs" / f"{page}.md").read_text().partition("| method | predicts by |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert len(rows) == (6 if page == "predictions" else 4)
+    for name, _, *cells in rows:
+        scores = summary[names[name]]
+        for score in (f"{scores['nll']:.4f}", f"{scores['ood_auroc_entropy']:.3f}"):
+            assert score in cells
+        if page == "predictions":
+            assert f"{scores['ece']:.3f}" in cells
+        assert ("ood_auroc_mutual_information" in scores) == (name == "MAP + Laplace")
+        if name == "MAP + Laplace":
+            assert f"{scores['ood_auroc_mutual_information']:.3f}" in cells
+
+
 def test_the_page_on_choices_says_how_much_less_noise_the_variance_reduced_gradient_has():
     results = ROOT / "results" / "bench" / "gradient-noise.json"
     if not results.is_file():
