@@ -126,6 +126,6 @@ def test_the_page_on_choices_says_how_much_less_noise_the_variance_reduced_gradi
         held, quiet = (found[network, 128, gradient]["noise"] for gradient in ("held", "quiet"))
         assert f"{held / quiet:.2g}" == number
     mlp = [found["MLP", 128, "quiet"]["norm_of_mean"], *(found["MLP", 128, g]["noise"] for g in ("held", "quiet"))]
-    told = re.search(r"norm is ([\d.]+), beside a noise of ([\d.]+) by `\"held\"` and ([\d.]+) by", page)
+    told = re.search(r"norm is ([\d.]+), against a noise of ([\d.]+) with `\"held\"` and ([\d.]+) with", page)
     assert told is not None
     assert [f"{value:.2g}" for value in mlp] == list(told.groups())
