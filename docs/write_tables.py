@@ -31,6 +31,15 @@ MARKED = re.compile(
 DATA = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 RECIPES = {"paper": "paper's recipe", "sgd": "SGD", "ours": "Adam at 1e-3"}
 OTHER_IMAGES = {"rotated": "rotated images", "mnist": "MNIST"}
+SCALED = "temperature scaling"
+COLUMNS = NAMES | {
+    ("map", "linearised"): "MAP + diagonal linearised Laplace",
+    **{key: f"{METHODS[key[0]]} + {SCALED}" for key in NAMES if key[1] == "scaled"},
+}
+CURVATURES = {
+    "VL's own for labels": "VL's default for classification (held)",
+    "VL's own for numbers": "VL's default for regression (whole)",
+}
 Sign = Callable[[Sequence[float]], float]
 
 
@@ -67,7 +76,7 @@ def ways(data: str, recipe: str, epochs: str) -> list[str]:
     for key, choice in sweep.choices().items():
         own = scores[key]
         temperature = choice.by_validation[0].test[key[1]].get("temperature")
-        name = NAMES[key] + ("" if temperature is None else f", {temperature:.2f}")
+        name = COLUMNS[key] + ("" if temperature is None else f" (T = {temperature:.2f})")
         paper = theirs.get(NAMES[key])
         shown = ("", "", "") if paper is None else (f"{paper[0]:.2f}", f"{100 * paper[1]:.1f} %", f"{paper[2]:.3f}")
         rows.append(
@@ -98,11 +107,11 @@ def long_trainings() -> list[str]:
         cells = [_bold(f"{nll:.3f}", nll, _best(nlls, min, 3)) for nll in nlls]
         paper = paper_numbers("table-1")[data]["VL"][0]
         rows.append(_row(_name(sweep), *cells, f"{paper:.2f}"))
-    return [*_head("test NLL", *(NAMES[key] for key in keys), "paper's VL"), *rows]
+    return [*_head("test NLL", *(COLUMNS[key] for key in keys), "paper's VL"), *rows]
 
 
 def studies() -> list[str]:
-    """Test NLL / ECE of VL, MAP and VI in every sweep that has VL and MAP with a temperature."""
+    """Test NLL / ECE of VL, MAP and VI in every sweep that has VL and temperature-scaled MAP."""
     keys: tuple[Key, ...] = (("vl", "mean"), ("map", "mean"), ("map", "scaled"), ("vi", "sampled"), ("vi", "scaled"))
     rows = []
     found = [sweep for sweep in read_sweeps(ROOT / "results" / "paper") if set(keys[:3]) <= set(sweep.choices())]
@@ -120,7 +129,25 @@ def studies() -> list[str]:
         counts = set(betas.values())
         told = f"{counts.pop()} β each" if len(counts) == 1 else ", ".join(f"{name} {n} β" for name, n in betas.items())
         rows.append(_row(f"{_name(sweep)}, {sweep.spec.epochs} epochs ({told})", *cells))
-    return [*_head("test NLL / ECE", *(NAMES[key] for key in keys)), *rows]
+    return [*_head("test NLL / ECE", *(COLUMNS[key] for key in keys)), *rows]
+
+
+def out_of_distribution() -> list[str]:
+    """AUROC of detecting other images after every training of 200 epochs, by method and measure of uncertainty."""
+    keys: tuple[Key, ...] = (("vl", "mean"), ("vl", "linearised"), ("map", "mean"), ("map", "scaled"))
+    keys += (("map", "linearised"), ("vi", "scaled"))
+    measures = {key: "mutual_information" if key[1] == "linearised" else "entropy" for key in keys}
+    rows = []
+    for data, recipe in itertools.product(DATA, RECIPES):
+        if (sweep := _sweep_or_none("paper", data, recipe, 200)) is None:
+            continue
+        (outside,) = {str(run.ood) for run in sweep.results}
+        runs = {key: sweep.choices()[key].by_validation[0] for key in keys}
+        values = [runs[key].test[key[1]][f"ood_auroc_{measures[key]}"] for key in keys]
+        cells = [_bold(f"{value:.3f}", value, _best(values, max, 3)) for value in values]
+        rows.append(_row(f"{_name(sweep)}, vs {OTHER_IMAGES[outside]}", *cells))
+    heads = (f"{COLUMNS[key]}: {measures[key].replace('_', ' ')}" for key in keys)
+    return [*_head("AUROC", *heads), *rows]
 
 
 def early_stopping(data: str, epochs: str) -> list[str]:
@@ -171,7 +198,8 @@ def held_labels() -> list[str]:
         _row(task, f"{lr:g}", f"{beta:g}", *(_mean_or_failures(nlls[curvature]) for curvature in curvatures))
         for (task, lr, beta), nlls in found.items()
     ]
-    return [*_head("task", "learning rate", "β", *curvatures), *rows]
+    shown = (CURVATURES.get(curvature, curvature) for curvature in curvatures)
+    return [*_head("task", "learning rate", "β", *shown), *rows]
 
 
 def _mean_or_failures(nlls: list[float | None]) -> str:
@@ -222,6 +250,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "ways": ways,
     "long-trainings": long_trainings,
     "studies": studies,
+    "out-of-distribution": out_of_distribution,
     "early-stopping": early_stopping,
     "times-of-an-epoch": times_of_an_epoch,
     "curvature-costs": curvature_costs,
@@ -234,7 +263,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
 def _name(sweep: Sweep) -> str:
     """Call a sweep by data and recipe, with what is not as the recipe has it."""
     spec = sweep.spec
-    differs = ", library's curvature" if (spec.recipe, spec.curvature) == ("paper", "default") else ""
+    differs = ", default curvature" if (spec.recipe, spec.curvature) == ("paper", "default") else ""
     return f"{DATA[spec.data]}, {RECIPES[spec.recipe]}{differs}"
 
 

@@ -19,7 +19,7 @@ def main() -> None:
     """Train by VL and print scores."""
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same start in every process
-    accelerator = Accelerator(cpu=True)  # leave out cpu=True to use what is there
+    accelerator = Accelerator(cpu=True)  # without cpu=True it uses the devices of the machine
     digits = varlap.data.load("digits")
     train = TensorDataset(digits.train_images.flatten(1), digits.train_labels)
 
@@ -30,7 +30,7 @@ def main() -> None:
 
     for _ in range(10):
         for x, y in loader:
-            with accelerator.autocast():  # where there is mixed precision
+            with accelerator.autocast():  # for mixed precision
                 terms = objective(bnn, x, y)
             accelerator.backward(terms.loss)
             for parameter in bnn.parameters():

@@ -20,17 +20,17 @@ from varlap.integrations.lightning import FitSampler, LightningBNN
 
 def main() -> None:
     """Train, and load the best checkpoint as an ordinary model."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes speak over loopback only
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes communicate over loopback only
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # the same start in both
+    torch.manual_seed(0)  # the same initial weights in both
     digits = varlap.data.load("digits")
     x, y = digits.train_images.flatten(1), digits.train_labels
-    train, held_out = TensorDataset(x[180:], y[180:]), TensorDataset(x[:180], y[:180])  # these choose the checkpoint
+    train, held_out = TensorDataset(x[180:], y[180:]), TensorDataset(x[:180], y[:180])  # which chooses the checkpoint
     test = TensorDataset(digits.test_images.flatten(1), digits.test_labels)
 
     bnn = varlap.BNN(varlap.models.mlp(64, 10))
     module = LightningBNN(bnn, varlap.VL(num_data=len(train), beta=0.01), lr=1e-2)
-    # Handed on to the second process, which runs this script again.
+    # Passed to the second process, which runs this script again.
     folder = os.environ.setdefault("EXAMPLE_FOLDER", tempfile.mkdtemp())
     best = ModelCheckpoint(folder, monitor="validation_nll")
     trainer = Trainer(

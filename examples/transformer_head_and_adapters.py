@@ -31,7 +31,7 @@ def make_texts(num_texts: int, generator: torch.Generator) -> tuple[dict[str, Te
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer and a low-rank change of it, which is zero at first."""
+    """A frozen linear layer plus a low-rank update, which starts at zero."""
 
     def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the change."""
+        """Add the update."""
         return self.layer(x) + self.up(self.down(x))
 
 
@@ -68,10 +68,10 @@ def main() -> None:
         num_labels=2,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        initializer_range=0.2,  # the usual 0.02 is meant for weights that will all be trained
+        initializer_range=0.2,  # the usual 0.02 is for weights that are all trained
     )
     pretrained = BertForSequenceClassification(config)
-    pretrained.bert.requires_grad_(False)  # the body stays as it is
+    pretrained.bert.requires_grad_(False)  # the body is frozen
     generator = torch.Generator().manual_seed(0)
     train, test = make_texts(2000, generator), make_texts(1000, generator)
 

@@ -14,7 +14,7 @@ NAME = re.compile(r"(?<![\w./-])varlap(?:\.[A-Za-z_]\w*)+")  # varlap.fit, but n
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from", "which-method"])
+@pytest.mark.parametrize("page", ["theory", "gotchas", "coming-from", "which-method", "image-recipe"])
 def test_the_code_of_the_page_runs(page: str):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
     assert blocks
@@ -91,19 +91,41 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(files(nav)) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
-def test_the_page_on_choices_says_how_much_quieter_the_quiet_gradient_was():
+@pytest.mark.parametrize("page", ["predictions", "index"])
+def test_the_scores_of_six_ways_to_predict_are_those_of_the_results(page: str):
+    results = ROOT / "results" / "quality" / "fashion-mnist-10000-predictions.json"
+    if not results.is_file():
+        pytest.skip("the results are not part of a source distribution")
+    summary = json.loads(results.read_text())["summary"]
+    names = {"MAP + temperature scaling": "MAP, temperature", "MAP + Laplace": "MAP, Laplace"}
+    names |= {"VL + temperature scaling": "VL, temperature", "MAP": "MAP", "VI": "VI", "VL": "VL"}
+    table = (ROOT / "docs" / f"{page}.md").read_text().partition("| method | predicts by |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert len(rows) == (6 if page == "predictions" else 4)
+    for name, _, *cells in rows:
+        scores = summary[names[name]]
+        for score in (f"{scores['nll']:.4f}", f"{scores['ood_auroc_entropy']:.3f}"):
+            assert score in cells
+        if page == "predictions":
+            assert f"{scores['ece']:.3f}" in cells
+        assert ("ood_auroc_mutual_information" in scores) == (name == "MAP + Laplace")
+        if name == "MAP + Laplace":
+            assert f"{scores['ood_auroc_mutual_information']:.3f}" in cells
+
+
+def test_the_page_on_choices_says_how_much_less_noise_the_variance_reduced_gradient_has():
     results = ROOT / "results" / "bench" / "gradient-noise.json"
     if not results.is_file():
         pytest.skip("the results are not part of a source distribution")
     rows = json.loads(results.read_text())["rows"]
     found = {(row["network"], row["batch_size"], row["gradient"]): row for row in rows}
     page = (ROOT / "docs" / "choices.md").read_text()
-    told = re.search(r"batches of 128, it is ([\d.]+) times less for a small MLP and ([\d.]+) times less", page)
+    told = re.search(r"batches of 128, the noise is ([\d.]+) times less for a small MLP and ([\d.]+) times less", page)
     assert told is not None
     for network, number in zip(("MLP", "PreactResNet-18, width 4"), told.groups(), strict=True):
         held, quiet = (found[network, 128, gradient]["noise"] for gradient in ("held", "quiet"))
         assert f"{held / quiet:.2g}" == number
     mlp = [found["MLP", 128, "quiet"]["norm_of_mean"], *(found["MLP", 128, g]["noise"] for g in ("held", "quiet"))]
-    told = re.search(r"norm is ([\d.]+), beside a noise of ([\d.]+) by `\"held\"` and ([\d.]+) by", page)
+    told = re.search(r"norm is ([\d.]+), against a noise of ([\d.]+) with `\"held\"` and ([\d.]+) with", page)
     assert told is not None
     assert [f"{value:.2g}" for value in mlp] == list(told.groups())

@@ -47,6 +47,12 @@ def test_the_page_shows_all_code_of_the_script_in_its_order(script: Path):
 
 
 @by_name
+def test_the_page_links_its_script_for_those_who_read_it_without_the_site(script: Path):
+    (link,) = re.findall(r'<a href="([^"]*)"><code>examples/tutorials/', _page(script))
+    assert (ROOT / "docs" / "tutorials" / link).resolve() == script
+
+
+@by_name
 def test_the_script_draws_what_the_page_shows(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

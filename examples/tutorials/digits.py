@@ -1,4 +1,4 @@
-"""Digits: the same network by MAP and by VL, and whether its probabilities can be trusted.
+"""Digits: the same network trained by MAP and by VL, and the calibration of its probabilities.
 
 `python examples/tutorials/digits.py` draws its picture into the current folder.
 """

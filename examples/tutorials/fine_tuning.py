@@ -1,4 +1,4 @@
-"""Fine-tuning a head: a body that was trained before, and a Bayesian last layer on top.
+"""Fine-tuning a head: a pretrained body, and a Bayesian last layer.
 
 `python examples/tutorials/fine_tuning.py` draws its picture into the current folder.
 """

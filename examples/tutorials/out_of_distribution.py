@@ -1,4 +1,4 @@
-"""Out of distribution: a network of digits is shown letters. Does it notice?
+"""Out of distribution: a network trained on digits is shown letters.
 
 `python examples/tutorials/out_of_distribution.py` draws its pictures into the current folder.
 """

@@ -1,4 +1,4 @@
-"""Your own likelihood: a Student-t, which does not follow outliers as a Gaussian does.
+"""Your own likelihood: a Student-t, which is robust to outliers.
 
 `python examples/tutorials/own_likelihood.py` draws its picture into the current folder.
 """

@@ -1,4 +1,4 @@
-"""Regression in one dimension: a curve, its noise, and where the network does not know.
+"""Regression in one dimension: a curve, its noise, and the uncertainty of the weights.
 
 `python examples/tutorials/regression.py` draws its picture into the current folder.
 """

@@ -1,4 +1,4 @@
-"""Tables with scikit-learn's interface: numbers with their errors, and classes with their probabilities.
+"""Tables with scikit-learn's interface: regression with standard deviations, and classification.
 
 `python examples/tutorials/tables.py` draws its picture into the current folder.
 """

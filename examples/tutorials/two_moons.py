@@ -1,4 +1,4 @@
-"""Two moons: what a classifier says about points between the classes, and far from all of them.
+"""Two moons: predictions at points between the classes, and far from the data.
 
 `python examples/tutorials/two_moons.py` draws its picture into the current folder.
 """

@@ -46,10 +46,20 @@ def test_the_steps_that_the_page_counts_are_those_of_the_recipes():
     assert words in " ".join(PAGE.read_text().split())
 
 
-def test_the_page_counts_the_clear_differences_as_the_report_does(found):
+def test_the_page_counts_the_significant_differences_as_the_report_does(found):
     page = " ".join(PAGE.read_text().split())
     for other in ("MAP", "Laplace", "VI"):
         differences = [one.difference("log_likelihood", "VL", other) for one in found]
         better, worse = (sum(d.is_clear and sign * d.mean > 0 for d in differences) or "none" for sign in (1, -1))
-        words = f"**VL against {other}**: clearly better on {better} of the nine, clearly worse on {worse}"
+        words = f"**VL against {other}**: significantly better on {better} of the nine, significantly worse on {worse}"
         assert words in page
+
+
+def test_the_readme_counts_them_too(found):
+    readme = (ROOT / "README.md").read_text()
+    told = []
+    for other in ("VI", "MAP", "Laplace"):
+        differences = [one.difference("log_likelihood", "VL", other) for one in found]
+        better, worse = (sum(d.is_clear and sign * d.mean > 0 for d in differences) for sign in (1, -1))
+        told.append(f"vs {other} {'significantly ' if other == 'VI' else ''}better on {better}, worse on {worse}")
+    assert "; ".join(told) in readme
