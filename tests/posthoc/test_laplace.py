@@ -305,11 +305,27 @@ def test_a_hessian_is_judged_by_the_scales_that_its_variances_are_set_by():
     assert_close(everything(), before)
 
 
-@pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("beta", [0.0, -1.0, math.nan, math.inf, "1"])
 def test_beta_must_be_positive(beta):
     bnn, x, y = CASES[0].make()
-    with pytest.raises(ConfigError, match=r"laplace\(beta=.*\) must be positive; 1 is Bayes"):
+    with pytest.raises(ConfigError, match=r"laplace\(beta=.*\) must be a positive, finite number; 1 is Bayes"):
         varlap.laplace(bnn, (x, y), beta)
+
+
+@pytest.mark.parametrize("num_data", [0, "90"])
+def test_the_number_of_items_must_be_one(num_data):
+    bnn, x, y = CASES[0].make()
+    with pytest.raises(ConfigError, match=rf"laplace\(num_data={num_data!r}\) must be at least 1"):
+        varlap.laplace(bnn, (x, y), num_data=num_data)
+
+
+@pytest.mark.parametrize("num_probes", [0, -1, 1.5])
+def test_a_hessian_of_no_probes_is_refused_and_changes_nothing(num_probes):
+    bnn, x, y = CASES[0].make()
+    before = clone(bnn.state_dict())
+    with pytest.raises(ConfigError, match=rf"\(num_probes={num_probes}\) must be a whole number of at least 1"):
+        varlap.laplace(bnn, (x, y), curvature="hessian", num_probes=num_probes)
+    assert_close(clone(bnn.state_dict()), before)
 
 
 def test_an_unknown_curvature_is_refused_with_the_known_ones():

@@ -1,8 +1,8 @@
 """The Fisher information's diagonal from squared gradients of drawn labels, Eqs. 25 and 26."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -22,6 +22,7 @@ from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like, of_log_prob, one_tensor
 from varlap.posterior.batch import Batch, is_divisible
 from varlap.posterior.bnn import BNN
+from varlap.seeds import checked_count
 from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
@@ -253,14 +254,12 @@ def _split(chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: St
 
 def check_settings(name: str, every: int, fraction: float = 1.0, groups: int = 1, memory: float = 0.0) -> None:
     """Refuse settings that say nothing."""
-    if every < 1 or every != int(every):
-        raise ConfigError(f"{name}(every={every}) must be a whole number of steps, at least 1")
-    if not (0 < fraction <= 1) or math.isnan(fraction):
-        raise ConfigError(f"{name}(fraction={fraction}) must be in (0, 1]: the part of the batch that is used")
-    if groups < 1 or groups != int(groups):
-        raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")
-    if not 0 <= memory < 1:
-        raise ConfigError(f"{name}(memory={memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
+    checked_count(name, "every", every)
+    if not (isinstance(fraction, Real) and 0 < fraction <= 1):
+        raise ConfigError(f"{name}(fraction={fraction!r}) must be in (0, 1]: the part of the batch that is used")
+    checked_count(name, "groups", groups)
+    if not (isinstance(memory, Real) and 0 <= memory < 1):
+        raise ConfigError(f"{name}(memory={memory!r}) must be in [0, 1); 0.9 averages about 10 evaluations")
 
 
 _BY_NAME = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}

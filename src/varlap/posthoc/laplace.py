@@ -1,5 +1,7 @@
 """Laplace's method, Eqs. 7 and 23: variances from the curvature at the present mean."""
 
+import math
+from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor
@@ -50,11 +52,11 @@ def laplace(
     >>> bnn.log_sigma["weight"].exp().item()  # 1/√(3 + 1)
     0.5
     """
-    if not beta > 0:
-        raise ConfigError(f"laplace(beta={beta}) must be positive; 1 is Bayes")
+    if not (isinstance(beta, Real) and 0 < beta < math.inf):
+        raise ConfigError(f"laplace(beta={beta!r}) must be a positive, finite number; 1 is Bayes")
     num_data = count_items(data) if num_data is None else num_data
-    if not num_data >= 1:
-        raise ConfigError(f"laplace(num_data={num_data}) must be at least 1: the number of items in the training set")
+    if not (isinstance(num_data, Real) and num_data >= 1):
+        raise ConfigError(f"laplace(num_data={num_data!r}) must be at least 1: the number of items in the training set")
     if curvature == "fisher" or curvature == "sampled-fisher":
         labels = "exact" if curvature == "fisher" else "sampled"
         diagonal = fisher_diagonal(bnn, data, labels=labels, batch_size=batch_size, seed=seed)
