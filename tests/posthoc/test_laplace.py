@@ -127,6 +127,45 @@ def test_one_variance_is_the_best_single_one():
     assert abs(log_sigma.grad) < 1e-12
 
 
+def empirical_bayes(seed=0):
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return varlap.BNN(network, prior=varlap.EmpiricalBayesPrior()), torch.randn(20, 3).double(), torch.arange(20) % 3
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_scales_of_an_empirical_bayes_prior_and_variances_fit_each_other(beta):
+    bnn, x, y = empirical_bayes()
+    f = varlap.laplace(bnn, (x, y), beta)
+    assert_close(clone(bnn.log_sigma), log_sigma_for(bnn, f, len(y), beta), 1e-5)
+    for name, mean in bnn.means().items():
+        spread = ((2 * bnn.log_sigma[name]).exp() + mean.square()).mean().detach()
+        assert abs(spread / bnn.prior_scale[name].square() - 1) < 1e-5, name
+
+
+@pytest.mark.parametrize("refitted", [False, True])
+def test_a_second_call_changes_nothing_whatever_the_variances_were(refitted):
+    bnn, x, y = empirical_bayes()
+    varlap.laplace(bnn, (x, y))
+    first = clone(bnn.log_sigma)
+    varlap.laplace(bnn, (x, y))
+    assert_close(clone(bnn.log_sigma), first, 1e-4)
+    with torch.no_grad():
+        for log_sigma in bnn.log_sigma.values():
+            log_sigma.fill_(-9.0)
+    if refitted:  # as after a training
+        bnn.refit_prior()
+    varlap.laplace(bnn, (x, y))
+    assert_close(clone(bnn.log_sigma), first, 1e-4)
+
+
+def test_a_scale_that_the_data_leave_open_is_named():
+    bnn, x, y = empirical_bayes()
+    x[:, 0] = x[:, 1] = x[:, 2] = 0.0  # so that nothing depends on the first layer's matrix, whatever its scale
+    with pytest.warns(varlap.errors.VarlapWarning, match=r"scale of '0\.weight' has no optimum.*OneScalePrior"):
+        varlap.laplace(bnn, (x, y))
+
+
 def test_hessian_variances_are_those_of_the_dense_hessian():
     bnn, x, y = CASES[0].make(prior=varlap.OneScalePrior(0.2))
     parameters = list(bnn.network.parameters())
