@@ -121,7 +121,8 @@ def test_any_seed_that_generators_take_is_kept_as_a_plain_number(objective, seed
         (lambda: varlap.EmpiricalFisher(groups=-2), r"EmpiricalFisher\(groups=-2\) must be"),
         (lambda: varlap.Hessian(num_probes=0), r"Hessian\(num_probes=0\) must be a whole number of at least 1"),
         (lambda: varlap.Hessian(every=0), r"Hessian\(every=0\) must be a whole number of at least 1"),
-        (lambda: varlap.Gaussian(noise=0.0), r"Gaussian\(noise=0\.0\) must be positive; it is a standard deviation"),
+        (lambda: varlap.Gaussian(noise=0.0), r"Gaussian\(noise=0\.0\) must be positive and finite; it is a"),
+        (lambda: varlap.Gaussian(num_outputs=0), r"Gaussian\(num_outputs=0\) must be a whole number of at least 1"),
     ],
 )  # fmt: skip
 def test_setting_out_of_range_is_refused(make, message):
