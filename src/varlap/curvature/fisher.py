@@ -66,10 +66,9 @@ class Fisher:
             norm in training mode, which couples the items (see `batch_norm`), and with other buffers that a pass may
             move, for which the whole batch has a pass of its own.
         groups: square the gradients of that many groups separately: same expectation, less variance.
-        memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
-            instead of the newest value in every k-th step with weight k: far less noise for a little staleness. An
-            evaluation serves from the next step on (the first one at once), so that it can run beside its own step.
-            Each call of such a step evaluates and remembers, so its loss moves a little if it is called again.
+        memory: 0, or the decay of a running mean of the evaluations. Every step then uses that mean with weight 1,
+            instead of every k-th step using the newest value with weight k: less noise, a little staleness. A new
+            evaluation counts from the next step on, the first one at once.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
@@ -108,9 +107,16 @@ class Fisher:
         With a memory the evaluation is beside the step's own pass, so that the log-likelihood is only that of the part.
         """
         gradient_fn, generator = _BY_NAME[self.gradient], streams.generator("labels", bnn.device)
-        return _estimate_in_groups(
-            self, bnn, batch, streams, lambda part: gradient_fn(bnn, part, generator, create_graph)
+        passes = _split(
+            bnn,
+            batch,
+            streams,
+            self.fraction,
+            self.groups,
+            part_alone=self.memory > 0,
+            own_statistics=self.batch_norm == "part",
         )
+        return _estimate(bnn, *passes, lambda part: gradient_fn(bnn, part, generator, create_graph))
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class EmpiricalFisher:
     every: int = 1
     fraction: float = 1.0
     groups: int = 1
-    memory, batch_norm = 0.0, "whole"  # no settings
+    memory = 0.0  # no setting
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -136,9 +142,8 @@ class EmpiricalFisher:
 
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
         """Return the mean log-likelihood and S ḡ² for the observed labels."""
-        return _estimate_in_groups(
-            self, bnn, batch, streams, lambda part: _label_gradient(bnn, part, part.batch.y, create_graph)
-        )
+        passes = _split(bnn, batch, streams, self.fraction, self.groups)
+        return _estimate(bnn, *passes, lambda part: _label_gradient(bnn, part, part.batch.y, create_graph))
 
 
 def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
@@ -214,28 +219,35 @@ def score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> G
     return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)
 
 
-def _estimate_in_groups(
-    chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: Streams, gradient_fn: Callable[[Pass], Gradients]
+def _estimate(
+    bnn: BNN, for_likelihood: list[Pass], for_curvature: list[Pass], gradient_fn: Callable[[Pass], Gradients]
 ) -> tuple[Tensor, SquaredGradients]:
-    for_likelihood, for_curvature = _split(chosen, bnn, batch, streams)
     total = torch.stack([part.log_likelihood_sum(bnn) for part in for_likelihood]).sum()
     num_items = sum(part.batch.size for part in for_curvature)
     num_seen = sum(part.batch.size for part in for_likelihood)
     return total / num_seen, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
 
 
-def _split(chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: Streams) -> tuple[list[Pass], list[Pass]]:
+def _split(
+    bnn: BNN,
+    batch: Batch,
+    streams: Streams,
+    fraction: float,
+    num_groups: int,
+    *,
+    part_alone: bool = False,
+    own_statistics: bool = False,
+) -> tuple[list[Pass], list[Pass]]:
     """Return the passes that make up the batch (or the part, if it is alone), and those to be squared, one a group."""
-    if chosen.fraction == 1 and chosen.groups == 1:
+    if fraction == 1 and num_groups == 1:
         whole = [forward(bnn, batch)]
         return whole, whole
-    own_statistics, part_alone = chosen.batch_norm == "part", chosen.memory > 0
     divisible, coupled = is_divisible(batch.x, batch.size), couples_items(bnn.network)
-    num_items = max(1, round(chosen.fraction * batch.size))
+    num_items = max(1, round(fraction * batch.size))
     if coupled and own_statistics:
-        num_items = max(num_items, min(chosen.groups * FEWEST_WITH_STATISTICS, batch.size))
+        num_items = max(num_items, min(num_groups * FEWEST_WITH_STATISTICS, batch.size))
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
-    groups = order[:num_items].tensor_split(min(chosen.groups, num_items))
+    groups = order[:num_items].tensor_split(min(num_groups, num_items))
     own_pass = not coupled or (own_statistics and min(map(len, groups)) > 1)  # one item has no variance
     moves = coupled or bnn.has_moving_buffers()  # buffers move by a pass over the whole batch
     if divisible and own_pass and (part_alone or not moves):
