@@ -12,7 +12,7 @@ import pytest
 
 from varlap import files
 from varlap.errors import ConfigError
-from varlap.files import alone, locked, replace_file, sync_folder
+from varlap.files import alone, locked, replace_file, replacing, sync_folder
 
 pytest.importorskip("fcntl")
 
@@ -73,10 +73,20 @@ def test_threads_that_write_one_file_at_once_do_not_meet(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_writers_with_one_process_number_in_two_containers_do_not_meet(tmp_path: Path):
+    path = tmp_path / "result.json"
+    with replacing(path) as first:
+        with replacing(path) as second:
+            second.write(b"second")
+        first.write(b"first")
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_what_a_killed_process_left_beside_a_file_goes_with_a_later_write(tmp_path: Path):
     path = tmp_path / "digits [1].json"
-    old, new, other = (tmp_path / name for name in (f".{path.name}.1.tmp", f".{path.name}.2.tmp", ".other.json.1.tmp"))
-    of_a_user = tmp_path / f".{path.name}.backup.1.tmp"
+    old, new = (tmp_path / f".{path.name}.{which}.tmp" for which in ("0123abcd", "ffffffff"))
+    other, of_a_user = (tmp_path / f".{name}.0123abcd.tmp" for name in ("other.json", f"{path.name}.backup"))
     for left in (old, new, other, of_a_user):
         left.write_bytes(b"")
     for left in (old, other, of_a_user):
@@ -88,7 +98,7 @@ def test_what_a_killed_process_left_beside_a_file_goes_with_a_later_write(tmp_pa
 
 
 def test_what_cannot_be_removed_beside_a_file_does_not_keep_it_from_being_written(tmp_path: Path):
-    path, folder = tmp_path / "result.json", tmp_path / ".result.json.1.tmp"
+    path, folder = tmp_path / "result.json", tmp_path / ".result.json.0123abcd.tmp"
     folder.mkdir()
     os.utime(folder, (0, 0))
     replace_file(path, b"{}")

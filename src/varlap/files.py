@@ -1,11 +1,11 @@
-"""Files that are whole or not there, or that one process holds, and values as JSON can hold them."""
+"""Atomic writes, file locks, and values as JSON can hold them."""
 
 import contextlib
 import errno
 import glob
 import math
 import os
-import threading
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -47,14 +47,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     b'1234'
     """
     path = path.resolve()  # a link stays a link
-    beside = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")  # which no other process has either
-    for left in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*.tmp"):
+    for left in path.parent.glob(f"{glob.escape(f'.{path.name}.')}{'[0-9a-f]' * 8}.tmp"):
         with contextlib.suppress(OSError):  # what cannot be removed does no harm
-            of_a_thread = left.name.removeprefix(f".{path.name}.").removesuffix(".tmp").isdigit()
-            if of_a_thread and time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
+            if time.time() - left.stat().st_mtime > LONGER_THAN_A_WRITE_S:
                 left.unlink()  # of a process that was killed while it wrote
+    # Process numbers would not do: containers and hosts that share a volume count each their own.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -448,12 +448,12 @@ def test_squares_of_a_half_precision_network_are_kept_in_single_precision():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every": 0}, r"\(every=0\) must be a whole number of steps, at least 1"),
-        ({"every": 1.5}, r"\(every=1.5\) must be a whole number of steps"),
+        ({"every": 0}, r"\(every=0\) must be a whole number of at least 1"),
+        ({"every": 1.5}, r"\(every=1.5\) must be a whole number"),
         ({"fraction": 0.0}, r"\(fraction=0.0\) must be in \(0, 1\]: the part of the batch that is used"),
         ({"fraction": 1.5}, r"\(fraction=1.5\) must be in \(0, 1\]"),
         ({"fraction": math.nan}, r"\(fraction=nan\) must be in \(0, 1\]"),
-        ({"groups": 0}, r"\(groups=0\) must be a whole number, at least 1"),
+        ({"groups": 0}, r"\(groups=0\) must be a whole number of at least 1"),
         ({"groups": 2.5}, r"\(groups=2.5\) must be a whole number"),
     ],
     ids=str,
@@ -502,5 +502,5 @@ def test_exact_fisher_of_all_items_at_once_equals_that_of_one_by_one(likelihood,
 def test_memory_of_the_exact_fisher_is_checked():
     with pytest.raises(ConfigError, match=r"ExactFisher\(memory=1.5\) must be in \[0, 1\)"):
         varlap.ExactFisher(memory=1.5)
-    with pytest.raises(ConfigError, match=r"ExactFisher\(every=0\) must be a whole number of steps"):
+    with pytest.raises(ConfigError, match=r"ExactFisher\(every=0\) must be a whole number"):
         varlap.ExactFisher(every=0)

@@ -176,7 +176,6 @@ def test_weight_of_a_step_is_every_or_nothing():
 
 @pytest.mark.parametrize("settings", [{"every": 0}, {"num_probes": 0}, {"every": -1, "num_probes": 2}])
 def test_settings_that_cannot_be_right_are_refused(settings):
-    with pytest.raises(
-        ConfigError, match=r"Hessian\(every=-?\d, num_probes=\d\): both must be whole numbers, at least 1"
-    ):
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ConfigError, match=rf"Hessian\({name}={value}\) must be a whole number of at least 1"):
         varlap.Hessian(**settings)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import io
+import logging
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -168,6 +170,56 @@ def test_a_log_has_a_line_at_each_tenth_of_a_long_run(monkeypatch: pytest.Monkey
     assert len(told(200, 60.0, first=100)) == 1 + 5
     assert len(told(10, 0.1)) == 1  # a second needs no lines
     assert told(200, 60.0, quiet=True) == []
+
+
+class ClosedStream(io.StringIO):
+    """A terminal, or a pipe, that went away after some characters."""
+
+    def __init__(self, error: OSError, room: int, terminal: bool) -> None:
+        super().__init__()
+        self.error, self.room, self.isatty = error, room, lambda: terminal  # type: ignore[method-assign]
+
+    def write(self, text: str) -> int:
+        self.room -= len(text)
+        if self.room < 0:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("room", [0, 70, 500])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_goes_away_does_not_end_the_grid(terminal, room, error, caplog, monkeypatch):
+    monkeypatch.setattr("varlap.experiments.grid_progress.LINE_PAUSE_S", 0.0)
+    monkeypatch.setattr("varlap.experiments.grid_progress.REFRESH_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    before = sys.stdout, sys.stderr
+    monkeypatch.setattr(sys, "stderr", ClosedStream(error, room, terminal))
+    with caplog.at_level(logging.WARNING, logger="varlap"):
+        shown = GridProgress()
+        shown.begin(num_runs=3, num_done=0)
+        for _ in range(3):
+            shown.begin_run("digits vl β 0.1", lambda share: None)
+            shown.start(num_epochs=10, steps_per_epoch=1, first_step=0)
+            for epoch in range(10):
+                shown.step(epoch, 128, None)
+                shown.epoch({"epoch": epoch})
+            shown.close()
+            shown.end_of_run("digits vl β 0.1", 60.0, left_s=120.0)
+        shown.end()
+    assert [record.message for record in caplog.records] == [f"progress is no longer shown, the grid goes on: {error}"]
+    monkeypatch.undo()
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_without_a_console_nothing_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)  # a program without a console
+    shown = GridProgress()
+    shown.begin(num_runs=3, num_done=1)
+    shown.say("a line")
+    shown.end()
+    assert capsys.readouterr().out == ""
 
 
 def test_variances_of_training_stay_where_held_out_images_prefer_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

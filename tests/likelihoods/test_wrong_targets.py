@@ -158,9 +158,9 @@ def test_the_message_about_a_network_reaches_the_user_from_the_objective():
         varlap.VL(num_data=10)(bnn, ZEROS(4, 2), ZEROS(4).long())
 
 
-@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, "1"])
 def test_a_noise_that_is_no_standard_deviation_is_refused(noise):
-    with pytest.raises(ConfigError, match=rf"Gaussian\(noise={noise}\) must be positive; it is a standard deviation"):
+    with pytest.raises(ConfigError, match=rf"Gaussian\(noise={noise!r}\) must be positive and finite; it is a stand"):
         varlap.Gaussian(noise=noise)
 
 

@@ -20,7 +20,7 @@ def test_mlp_has_an_activation_between_linear_layers_and_none_at_the_end():
 
 def test_mlp_takes_the_size_of_its_one_hidden_layer():
     assert [p.shape for p in mlp(3, 2, hidden=10).parameters()] == [p.shape for p in mlp(3, 2, (10,)).parameters()]
-    with pytest.raises(ConfigError, match=r"mlp: hidden\[0\] is 2.5; give a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"mlp\(hidden\[0\]=2\.5\) must be a whole number of at least 1"):
         mlp(3, 2, hidden=2.5)  # type: ignore[arg-type]
 
 
@@ -30,10 +30,10 @@ def test_mlp_without_hidden_layers_is_linear():
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [({"num_inputs": 0}, "num_inputs is 0"), ({"hidden": (5, -1)}, r"hidden\[1\] is -1")],
+    [({"num_inputs": 0}, "num_inputs=0"), ({"hidden": (5, -1)}, r"hidden\[1\]=-1")],
 )
 def test_mlp_names_a_size_that_cannot_be(arguments, name):
-    with pytest.raises(ConfigError, match=f"mlp: {name}; give a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=rf"mlp\({name}\) must be a whole number of at least 1"):
         mlp(**{"num_inputs": 3, "num_outputs": 2, **arguments})
 
 

@@ -65,5 +65,5 @@ def test_activations_are_modules_so_that_each_can_be_seen():
 
 
 def test_preact_resnet18_names_a_size_that_cannot_be():
-    with pytest.raises(ConfigError, match="preact_resnet18: width is 0; give a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"preact_resnet18\(width=0\) must be a whole number of at least 1"):
         preact_resnet18(width=0)

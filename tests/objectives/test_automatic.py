@@ -111,6 +111,10 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a function": lambda bnn: setattr(bnn.network, "function", torch.cos),
     "a plain tensor": lambda bnn: setattr(bnn.network, "constant", torch.arange(3.0).double()),
     "the prior": _prior,
+    "another log σ": lambda bnn: setattr(
+        bnn.log_sigma.first, "weight", nn.Parameter(bnn.log_sigma["first.weight"].detach() + 1)
+    ),
+    "another s": lambda bnn: setattr(bnn.prior_scale.first, "weight", 2 * bnn.prior_scale["first.weight"]),
     "a patched forward": lambda bnn: setattr(bnn.network.act, "forward", torch.sigmoid),
 }
 

@@ -162,5 +162,5 @@ def test_mistakes_are_named(case):
         plot.reliability(varlap.Prediction(mean=torch.zeros(7), variance=torch.ones(7)), labels)
     with pytest.raises(ConfigError, match="nothing to draw"):
         plot.reliability({}, labels)
-    with pytest.raises(ConfigError, match=r"bins=0\) must be a whole number, at least 1"):
+    with pytest.raises(ConfigError, match=r"bins=0\) must be a whole number of at least 1"):
         plot.reliability(probs, labels, bins=0)

@@ -160,7 +160,7 @@ def test_decision_mistakes_are_named():
         plot.decision_2d(halves(), what="mutual_information", **box)
     with pytest.raises(ConfigError, match=r"needs train=\(x, y\), or limits"):
         plot.decision_2d(halves())
-    with pytest.raises(ConfigError, match=r"resolution=1\) must be a whole number, at least 2"):
+    with pytest.raises(ConfigError, match=r"resolution=1\) must be a whole number of at least 2"):
         plot.decision_2d(halves(), limits=(0, 1, 0, 1), resolution=1)
     with pytest.raises(BatchError, match=r"inputs of shape \(3, 1\) and 3 labels; give inputs \[N, 2\]"):
         plot.decision_2d(halves(), (torch.zeros(3, 1), torch.zeros(3)))
@@ -271,7 +271,7 @@ def test_image_mistakes_are_named():
         plot.least_sure(PROBS, torch.zeros(4, 2, 8, 8))
     with pytest.raises(BatchError, match=r"needs probabilities \[N, K\]"):
         plot.least_sure(PROBS[:, 0], grey())
-    with pytest.raises(ConfigError, match=r"count=0\) must be a whole number, at least 1"):
+    with pytest.raises(ConfigError, match=r"count=0\) must be a whole number of at least 1"):
         plot.least_sure(PROBS, grey(), count=0)
     with pytest.raises(ConfigError, match="2 names for 3 classes"):
         plot.least_sure(PROBS, grey(), names=["a", "b"])

@@ -127,6 +127,45 @@ def test_one_variance_is_the_best_single_one():
     assert abs(log_sigma.grad) < 1e-12
 
 
+def empirical_bayes(seed=0):
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return varlap.BNN(network, prior=varlap.EmpiricalBayesPrior()), torch.randn(20, 3).double(), torch.arange(20) % 3
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_scales_of_an_empirical_bayes_prior_and_variances_fit_each_other(beta):
+    bnn, x, y = empirical_bayes()
+    f = varlap.laplace(bnn, (x, y), beta)
+    assert_close(clone(bnn.log_sigma), log_sigma_for(bnn, f, len(y), beta), 1e-5)
+    for name, mean in bnn.means().items():
+        spread = ((2 * bnn.log_sigma[name]).exp() + mean.square()).mean().detach()
+        assert abs(spread / bnn.prior_scale[name].square() - 1) < 1e-5, name
+
+
+@pytest.mark.parametrize("refitted", [False, True])
+def test_a_second_call_changes_nothing_whatever_the_variances_were(refitted):
+    bnn, x, y = empirical_bayes()
+    varlap.laplace(bnn, (x, y))
+    first = clone(bnn.log_sigma)
+    varlap.laplace(bnn, (x, y))
+    assert_close(clone(bnn.log_sigma), first, 1e-4)
+    with torch.no_grad():
+        for log_sigma in bnn.log_sigma.values():
+            log_sigma.fill_(-9.0)
+    if refitted:  # as after a training
+        bnn.refit_prior()
+    varlap.laplace(bnn, (x, y))
+    assert_close(clone(bnn.log_sigma), first, 1e-4)
+
+
+def test_a_scale_that_the_data_leave_open_is_named():
+    bnn, x, y = empirical_bayes()
+    x[:, 0] = x[:, 1] = x[:, 2] = 0.0  # so that nothing depends on the first layer's matrix, whatever its scale
+    with pytest.warns(varlap.errors.VarlapWarning, match=r"scale of '0\.weight' has no optimum.*OneScalePrior"):
+        varlap.laplace(bnn, (x, y))
+
+
 def test_hessian_variances_are_those_of_the_dense_hessian():
     bnn, x, y = CASES[0].make(prior=varlap.OneScalePrior(0.2))
     parameters = list(bnn.network.parameters())
@@ -305,11 +344,27 @@ def test_a_hessian_is_judged_by_the_scales_that_its_variances_are_set_by():
     assert_close(everything(), before)
 
 
-@pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("beta", [0.0, -1.0, math.nan, math.inf, "1"])
 def test_beta_must_be_positive(beta):
     bnn, x, y = CASES[0].make()
-    with pytest.raises(ConfigError, match=r"laplace\(beta=.*\) must be positive; 1 is Bayes"):
+    with pytest.raises(ConfigError, match=r"laplace\(beta=.*\) must be a positive, finite number; 1 is Bayes"):
         varlap.laplace(bnn, (x, y), beta)
+
+
+@pytest.mark.parametrize("num_data", [0, "90"])
+def test_the_number_of_items_must_be_one(num_data):
+    bnn, x, y = CASES[0].make()
+    with pytest.raises(ConfigError, match=rf"laplace\(num_data={num_data!r}\) must be at least 1"):
+        varlap.laplace(bnn, (x, y), num_data=num_data)
+
+
+@pytest.mark.parametrize("num_probes", [0, -1, 1.5])
+def test_a_hessian_of_no_probes_is_refused_and_changes_nothing(num_probes):
+    bnn, x, y = CASES[0].make()
+    before = clone(bnn.state_dict())
+    with pytest.raises(ConfigError, match=rf"\(num_probes={num_probes}\) must be a whole number of at least 1"):
+        varlap.laplace(bnn, (x, y), curvature="hessian", num_probes=num_probes)
+    assert_close(clone(bnn.state_dict()), before)
 
 
 def test_an_unknown_curvature_is_refused_with_the_known_ones():

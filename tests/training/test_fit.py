@@ -104,8 +104,9 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 0}, r"fit\(epochs=0\) must be a whole number, at least 1"),
+        ({"epochs": 0}, r"fit\(epochs=0\) must be a whole number of at least 1"),
         ({"batch_size": 2.5}, r"fit\(batch_size=2.5\) must be a whole number"),
+        ({"milestones": ("a",)}, r"fit\(milestones=\('a',\)\) must be parts of the training, such as \(0\.5, 0\.75\)"),
         ({"schedule": "linear"}, "choose 'constant', 'cosine' or 'milestones'"),
         ({"precision": "fp8"}, "choose 'fp32', 'bf16' or 'fp16'"),
         ({"optimizer": "SGD", "momentum": 1.0}, r"fit\(momentum=1\.0\) must be in \[0, 1\); 0\.9 is usual"),

@@ -1,5 +1,6 @@
 """Rows on disk: strict JSON, whole lines, and a file that survives kills and resuming."""
 
+import errno
 import io
 import json
 import math
@@ -97,6 +98,24 @@ def test_a_line_torn_anywhere_is_no_row_and_the_next_row_is_whole(records, keep)
     records.path.write_bytes(whole + torn)
     assert records.rows() == ROWS
     Records(records.path).append({"step": 50})
+    assert records.rows() == [*ROWS, {"step": 50}]
+
+
+def test_a_row_after_one_that_a_full_disk_tore_is_whole(records, monkeypatch):
+    class FullDisk(io.FileIO):
+        def write(self, data):
+            super().write(bytes(data)[:5])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def torn_open(self, mode):
+        return io.BufferedWriter(FullDisk(self, mode))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(records.path), "open", torn_open)
+        with pytest.raises(OSError, match="No space left"):
+            records.append({"step": 40})
+    assert not records.path.read_bytes().endswith(b"\n")  # so the disk did tear it
+    records.append({"step": 50})
     assert records.rows() == [*ROWS, {"step": 50}]
 
 

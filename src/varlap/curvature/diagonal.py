@@ -19,6 +19,7 @@ from varlap.likelihoods.protocol import normal_like, of_log_prob, one_tensor
 from varlap.posterior.batch import checked_batch, require_divisible
 from varlap.posterior.bnn import BNN
 from varlap.posterior.installed import installed
+from varlap.seeds import checked_count
 from varlap.streams import Streams
 
 MOST_WEIGHTS_FOR_EXACT_HESSIAN = 2_000
@@ -78,7 +79,9 @@ def hessian_diagonal(
     >>> hessian_diagonal(bnn, (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)))["weight"]
     tensor([[ -5., -10.]])
     """
-    if num_probes is None and bnn.num_weights() > MOST_WEIGHTS_FOR_EXACT_HESSIAN:
+    if num_probes is not None:
+        checked_count("hessian_diagonal", "num_probes", num_probes)
+    elif bnn.num_weights() > MOST_WEIGHTS_FOR_EXACT_HESSIAN:
         raise ConfigError(
             f"an exact Hessian diagonal takes one product for each of {bnn.num_weights()} weights; pass "
             "num_probes=100 for Hutchinson's estimate"

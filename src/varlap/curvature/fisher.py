@@ -1,8 +1,8 @@
 """The Fisher information's diagonal from squared gradients of drawn labels, Eqs. 25 and 26."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -22,6 +22,7 @@ from varlap.errors import ConfigError
 from varlap.likelihoods.protocol import normal_like, of_log_prob, one_tensor
 from varlap.posterior.batch import Batch, is_divisible
 from varlap.posterior.bnn import BNN
+from varlap.seeds import checked_count
 from varlap.streams import Streams, draw
 
 Gradients = dict[str, Tensor]
@@ -65,10 +66,9 @@ class Fisher:
             norm in training mode, which couples the items (see `batch_norm`), and with other buffers that a pass may
             move, for which the whole batch has a pass of its own.
         groups: square the gradients of that many groups separately: same expectation, less variance.
-        memory: 0, or the decay of a running mean over evaluations, which then serves in every step with weight 1
-            instead of the newest value in every k-th step with weight k: far less noise for a little staleness. An
-            evaluation serves from the next step on (the first one at once), so that it can run beside its own step.
-            Each call of such a step evaluates and remembers, so its loss moves a little if it is called again.
+        memory: 0, or the decay of a running mean of the evaluations. Every step then uses that mean with weight 1,
+            instead of every k-th step using the newest value with weight k: less noise, a little staleness. A new
+            evaluation counts from the next step on, the first one at once.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
@@ -107,9 +107,16 @@ class Fisher:
         With a memory the evaluation is beside the step's own pass, so that the log-likelihood is only that of the part.
         """
         gradient_fn, generator = _BY_NAME[self.gradient], streams.generator("labels", bnn.device)
-        return _estimate_in_groups(
-            self, bnn, batch, streams, lambda part: gradient_fn(bnn, part, generator, create_graph)
+        passes = _split(
+            bnn,
+            batch,
+            streams,
+            self.fraction,
+            self.groups,
+            part_alone=self.memory > 0,
+            own_statistics=self.batch_norm == "part",
         )
+        return _estimate(bnn, *passes, lambda part: gradient_fn(bnn, part, generator, create_graph))
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class EmpiricalFisher:
     every: int = 1
     fraction: float = 1.0
     groups: int = 1
-    memory, batch_norm = 0.0, "whole"  # no settings
+    memory = 0.0  # no setting
     num_derivatives: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -135,9 +142,8 @@ class EmpiricalFisher:
 
     def estimate(self, bnn: BNN, batch: Batch, streams: Streams, create_graph: bool) -> tuple[Tensor, SquaredGradients]:
         """Return the mean log-likelihood and S ḡ² for the observed labels."""
-        return _estimate_in_groups(
-            self, bnn, batch, streams, lambda part: _label_gradient(bnn, part, part.batch.y, create_graph)
-        )
+        passes = _split(bnn, batch, streams, self.fraction, self.groups)
+        return _estimate(bnn, *passes, lambda part: _label_gradient(bnn, part, part.batch.y, create_graph))
 
 
 def drawn_label_gradient(bnn: BNN, part: Pass, generator: torch.Generator, create_graph: bool) -> Gradients:
@@ -213,28 +219,35 @@ def score_gradient(bnn: BNN, part: Pass, noise: Tensor, create_graph: bool) -> G
     return mean_gradients(bnn, part.outputs, create_graph=create_graph, cotangent=score)
 
 
-def _estimate_in_groups(
-    chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: Streams, gradient_fn: Callable[[Pass], Gradients]
+def _estimate(
+    bnn: BNN, for_likelihood: list[Pass], for_curvature: list[Pass], gradient_fn: Callable[[Pass], Gradients]
 ) -> tuple[Tensor, SquaredGradients]:
-    for_likelihood, for_curvature = _split(chosen, bnn, batch, streams)
     total = torch.stack([part.log_likelihood_sum(bnn) for part in for_likelihood]).sum()
     num_items = sum(part.batch.size for part in for_curvature)
     num_seen = sum(part.batch.size for part in for_likelihood)
     return total / num_seen, SquaredGradients([gradient_fn(part) for part in for_curvature], num_items)
 
 
-def _split(chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: Streams) -> tuple[list[Pass], list[Pass]]:
+def _split(
+    bnn: BNN,
+    batch: Batch,
+    streams: Streams,
+    fraction: float,
+    num_groups: int,
+    *,
+    part_alone: bool = False,
+    own_statistics: bool = False,
+) -> tuple[list[Pass], list[Pass]]:
     """Return the passes that make up the batch (or the part, if it is alone), and those to be squared, one a group."""
-    if chosen.fraction == 1 and chosen.groups == 1:
+    if fraction == 1 and num_groups == 1:
         whole = [forward(bnn, batch)]
         return whole, whole
-    own_statistics, part_alone = chosen.batch_norm == "part", chosen.memory > 0
     divisible, coupled = is_divisible(batch.x, batch.size), couples_items(bnn.network)
-    num_items = max(1, round(chosen.fraction * batch.size))
+    num_items = max(1, round(fraction * batch.size))
     if coupled and own_statistics:
-        num_items = max(num_items, min(chosen.groups * FEWEST_WITH_STATISTICS, batch.size))
+        num_items = max(num_items, min(num_groups * FEWEST_WITH_STATISTICS, batch.size))
     order = draw("permutation", (batch.size,), torch.int64, streams.generator("subset", "cpu")).to(bnn.device)
-    groups = order[:num_items].tensor_split(min(chosen.groups, num_items))
+    groups = order[:num_items].tensor_split(min(num_groups, num_items))
     own_pass = not coupled or (own_statistics and min(map(len, groups)) > 1)  # one item has no variance
     moves = coupled or bnn.has_moving_buffers()  # buffers move by a pass over the whole batch
     if divisible and own_pass and (part_alone or not moves):
@@ -253,14 +266,12 @@ def _split(chosen: Fisher | EmpiricalFisher, bnn: BNN, batch: Batch, streams: St
 
 def check_settings(name: str, every: int, fraction: float = 1.0, groups: int = 1, memory: float = 0.0) -> None:
     """Refuse settings that say nothing."""
-    if every < 1 or every != int(every):
-        raise ConfigError(f"{name}(every={every}) must be a whole number of steps, at least 1")
-    if not (0 < fraction <= 1) or math.isnan(fraction):
-        raise ConfigError(f"{name}(fraction={fraction}) must be in (0, 1]: the part of the batch that is used")
-    if groups < 1 or groups != int(groups):
-        raise ConfigError(f"{name}(groups={groups}) must be a whole number, at least 1")
-    if not 0 <= memory < 1:
-        raise ConfigError(f"{name}(memory={memory}) must be in [0, 1); 0.9 averages about 10 evaluations")
+    checked_count(name, "every", every)
+    if not (isinstance(fraction, Real) and 0 < fraction <= 1):
+        raise ConfigError(f"{name}(fraction={fraction!r}) must be in (0, 1]: the part of the batch that is used")
+    checked_count(name, "groups", groups)
+    if not (isinstance(memory, Real) and 0 <= memory < 1):
+        raise ConfigError(f"{name}(memory={memory!r}) must be in [0, 1); 0.9 averages about 10 evaluations")
 
 
 _BY_NAME = {"held": drawn_label_gradient, "quiet": quiet_label_gradient, "whole": reparameterised_gradient}

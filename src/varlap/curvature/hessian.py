@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from varlap.curvature.protocol import forward, gradients, mean_gradients, sum_tensors, weight_of_every
-from varlap.errors import ConfigError
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
+from varlap.seeds import checked_count
 from varlap.streams import Streams, draw
 
 
@@ -54,10 +54,8 @@ class Hessian:
     num_derivatives: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        if not all(isinstance(value, int) and value >= 1 for value in (self.every, self.num_probes)):
-            raise ConfigError(
-                f"Hessian(every={self.every}, num_probes={self.num_probes}): both must be whole numbers, at least 1"
-            )
+        checked_count("Hessian", "every", self.every)
+        checked_count("Hessian", "num_probes", self.num_probes)
 
     def weight(self, step: int) -> float:
         """Return `every` in the steps with curvature and 0 in the others."""

@@ -1,4 +1,4 @@
-"""What each item gives by itself: all items at once where torch can do that, one by one where it cannot."""
+"""Results item by item: by torch.vmap, or in a loop where vmap fails."""
 
 import logging
 from collections.abc import Callable

@@ -72,9 +72,8 @@ def download(
             part.unlink()
             if not start:
                 raise DataError(f"{error}; {_ELSEWHERE}") from error
-            reason = str(
-                error
-            )  # the beginning was of an earlier try, perhaps of another file: once more from the start
+            # The beginning was of an earlier try, perhaps of another file: once more from the start.
+            reason = str(error)
             continue
         part.replace(path)
         return

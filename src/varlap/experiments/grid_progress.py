@@ -1,5 +1,7 @@
 """What people watch while a grid runs: one bar for the whole on a terminal, a few lines a run in a log, or nothing."""
 
+import functools
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.2
 LINE_PAUSE_S = 10.0  # without a terminal: a short run needs no line but its last
+
+_log = logging.getLogger(__name__)
 
 LeftFn = Callable[[float], float | None]
 """From the share of the present run that is done to the seconds that the whole will still take."""
@@ -35,7 +39,7 @@ class GridProgress:
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._quiet = quiet
+        self._quiet = quiet or self._stream is None  # no stderr in a program without a console
         self._bar: RichProgress | None = None
         self._num_runs = self._num_done = 0
         self._name = ""
@@ -54,14 +58,15 @@ class GridProgress:
             if num_done < num_runs:
                 self.say(f"{num_runs} run{'s' * (num_runs > 1)}, {num_done} stored")
             return
-        from rich.console import Console  # slow to import
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn  # slow to import
+
+        from varlap.training.bars import GuardedConsole
 
         columns = TextColumn("{task.fields[label]}"), BarColumn(), TextColumn("{task.fields[text]}")
         # No thread draws, since one that holds a lock while data workers are forked could stop them for ever.
-        self._bar = Progress(*columns, console=Console(file=self._stream), auto_refresh=False)
+        self._bar = Progress(*columns, console=GuardedConsole(file=self._stream), auto_refresh=False)
         self._bar.add_task("", total=num_runs, completed=num_done, label="", text="")
-        self._bar.start()
+        self._guarded(self._bar.start)
 
     def begin_run(self, name: str, left_fn: LeftFn) -> None:
         """Tell which run comes; then this object is the progress of its training."""
@@ -80,9 +85,9 @@ class GridProgress:
         if self._quiet:
             return
         if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
+            self._guarded(functools.partial(self._bar.console.print, line, highlight=False, markup=False))
         else:
-            print(line, file=self._stream, flush=True)
+            self._guarded(functools.partial(print, line, file=self._stream, flush=True))
 
     # What `fit` calls.
 
@@ -119,8 +124,20 @@ class GridProgress:
     def end(self) -> None:
         """Leave the bar as it is."""
         if self._bar is not None:
-            self._bar.stop()
+            self._guarded(self._bar.stop)
             self._bar = None
+
+    def _guarded(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError as error:  # a closed terminal or a full disk must not end a grid
+            self._quiet = True
+            if self._bar is not None:
+                from varlap.training.bars import stop_unseen
+
+                stop_unseen(self._bar)
+                self._bar = None
+            _log.warning("progress is no longer shown, the grid goes on: %s", error)
 
     def _draw(self, steps_done: int, doing: str = "") -> None:
         if self._bar is None:
@@ -132,7 +149,7 @@ class GridProgress:
             label=f"run {min(self._num_done + 1, self._num_runs)}/{self._num_runs}  {doing}{self._name}",
             text=self._left(steps_done),
         )
-        self._bar.refresh()
+        self._guarded(self._bar.refresh)
         self._due = time.monotonic() + REFRESH_S
 
     def _left(self, steps_done: int) -> str:

@@ -60,7 +60,7 @@ class KnownRuns:
         return found if found is None or found.spec == spec else _copy(found, spec)
 
     def find_now(self, spec: RunSpec) -> Result | None:
-        """Do the same, and see whether another process has finished the run meanwhile."""
+        """Like `find`, after looking into the store again."""
         if (found := self._store.get(spec)) is not None and self._counts(found):
             self.learn(found)
         return self.find(spec)

@@ -1,6 +1,7 @@
 """Regression with one noise level, known or learnt."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from varlap.likelihoods.protocol import (
     sum_over_positions,
     variances_of,
 )
+from varlap.seeds import checked_count
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -70,9 +72,10 @@ class Gaussian(nn.Module):
 
     def __init__(self, noise: float = 1.0, learnt: bool = True, num_outputs: int | None = None) -> None:
         super().__init__()
-        if not noise > 0:
-            raise ConfigError(f"Gaussian(noise={noise}) must be positive; it is a standard deviation")
-        log_noise = torch.full(() if num_outputs is None else (num_outputs,), math.log(noise))
+        if not (isinstance(noise, Real) and 0 < noise < math.inf):
+            raise ConfigError(f"Gaussian(noise={noise!r}) must be positive and finite; it is a standard deviation")
+        shape = () if num_outputs is None else (checked_count("Gaussian", "num_outputs", num_outputs),)
+        log_noise = torch.full(shape, math.log(noise))
         if learnt:
             self.log_noise = nn.Parameter(log_noise)
         else:

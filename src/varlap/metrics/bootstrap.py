@@ -7,7 +7,7 @@ from torch import Tensor
 
 from varlap import tree
 from varlap.errors import ConfigError
-from varlap.metrics.rows import checked_count
+from varlap.seeds import checked_count
 from varlap.streams import derive_seed
 
 Columns = dict[str, Tensor]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from varlap.errors import BatchError, NonFiniteError
-from varlap.metrics.rows import Rows, checked_count, checked_rows, wide
+from varlap.metrics.rows import Rows, checked_rows, wide
+from varlap.seeds import checked_count
 
 BINS = 15  # equal-width bins, as in the paper's references
 AT_ONCE = 2**22  # numbers that are worth holding to sum all bins in one go

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from varlap.errors import BatchError, ConfigError, NonFiniteError
+from varlap.errors import BatchError, NonFiniteError
 
 IGNORED_LABEL = -100  # as torch's cross-entropy and varlap.Categorical have it
 ALL_IGNORED = "there is nothing to score: every label is the ignored one; give at least one that counts"
@@ -112,17 +112,6 @@ def checked_rows(probs: Tensor, labels: Tensor) -> Rows:
     if not bool(rows.counted.any()):
         raise BatchError(ALL_IGNORED)
     return rows
-
-
-def checked_count(owner: str, name: str, value: int, least: int = 1) -> int:
-    """Refuse what is no whole number of at least so much.
-
-    >>> checked_count("ece", "bins", 15)
-    15
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r}) must be a whole number of at least {least}")
-    return value
 
 
 def _check_probs(probs: Tensor, exclusive: bool, slack: float) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from varlap.errors import ConfigError
-from varlap.metrics.rows import Rows, checked_count, checked_rows, wide
+from varlap.metrics.rows import Rows, checked_rows, wide
+from varlap.seeds import checked_count
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:

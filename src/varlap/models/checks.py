@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch import nn
 
 from varlap.errors import ConfigError
+from varlap.seeds import checked_count
 
 
 def check_sizes(builder: str, **sizes: int) -> None:
@@ -15,11 +16,10 @@ def check_sizes(builder: str, **sizes: int) -> None:
     >>> check_sizes("mlp", num_inputs=0)
     Traceback (most recent call last):
     ...
-    varlap.errors.ConfigError: mlp: num_inputs is 0; give a whole number of at least 1
+    varlap.errors.ConfigError: mlp(num_inputs=0) must be a whole number of at least 1
     """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"{builder}: {name} is {size!r}; give a whole number of at least 1")
+        checked_count(builder, name, size)
 
 
 def new_activation(builder: str, activation: Callable[[], nn.Module]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What a compiled evaluation depends on besides the numbers of its batch: a change calls for another one."""
+"""The cache key of a compiled evaluation: all that was taken for granted when it was traced."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -73,23 +73,35 @@ def kept_alive(objective: Objective, bnn: BNN) -> list[Any]:
 
 
 def _parts(bnn: BNN) -> Hashable:
-    """List modules, their tensors and other attributes in one quick walk, since every step takes it."""
+    """List modules, their tensors and other attributes in one quick walk, since every step takes it.
+
+    Of what mirrors the network, log σ, s and the prior's mean, the tensors are enough.
+    """
     parts: list[Hashable] = []
-    for module in bnn.modules():
+    likelihood = bnn.likelihood.modules() if isinstance(bnn.likelihood, nn.Module) else ()
+    for module in (bnn, *bnn.network.modules(), *likelihood):
         attributes = module.__dict__
         parts.append(id(module))
         parts.append(type(module))
         for tensors in (attributes["_parameters"], attributes["_buffers"]):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    parts += (id(tensor), tensor.data_ptr(), tensor.requires_grad)
+            parts += _identities(tensors)
         for name in attributes.keys() - OF_EVERY_MODULE:
             value = attributes[name]
             parts.append(value if type(value) in SIMPLE else _frozen(value))
+    for mirrored in (bnn.log_sigma, bnn.prior_scale, bnn.prior_mean):
+        parts += _identities(mirrored)
     for holder in (bnn.prior, bnn.likelihood):
         if not isinstance(holder, nn.Module):
             parts += [v if type(v) in SIMPLE else _frozen(v) for v in getattr(holder, "__dict__", {}).values()]
     return tuple(parts)
+
+
+def _identities(tensors: Mapping[str, Tensor | None]) -> list[Hashable]:
+    found: list[Hashable] = []
+    for tensor in tensors.values():
+        if tensor is not None:
+            found += (id(tensor), tensor.data_ptr(), tensor.requires_grad)
+    return found
 
 
 def _frozen(value: Any) -> Hashable:

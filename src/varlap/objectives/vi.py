@@ -9,6 +9,7 @@ from torch import Tensor
 from varlap.curvature.protocol import check_differentiable, forward
 from varlap.errors import ConfigError
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
+from varlap.seeds import checked_count
 
 
 class VI(Objective):
@@ -41,11 +42,9 @@ class VI(Objective):
         beta_warmup_steps: int = 0,
     ) -> None:
         super().__init__(num_data, beta, seed, beta_warmup_steps)
-        if num_samples < 1:
-            raise ConfigError(f"VI(num_samples={num_samples}) must be at least 1")
+        self.num_samples = checked_count("VI", "num_samples", num_samples)
         if antithetic and num_samples % 2:
             raise ConfigError(f"VI(antithetic=True) uses samples in pairs: num_samples={num_samples} must be even")
-        self.num_samples = num_samples
         self.antithetic = antithetic
 
     def data_term(self, context: Context) -> DataTerm:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from varlap.errors import ConfigError
 from varlap.likelihoods import Prediction
 from varlap.metrics import ReliabilityBins, ece, reliability_bins, risk_coverage as risk_coverage_curve
 from varlap.plot import style
 from varlap.plot.inputs import Values, by_name, probabilities, rows
+from varlap.seeds import checked_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +48,7 @@ def reliability(
     >>> ax.get_legend().get_title().get_text()  # 0.85 against a half for two items, 0.95 against 1 for the third
     'ECE 0.250'
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ConfigError(f"plot.reliability(bins={bins}) must be a whole number, at least 1")
+    bins = checked_count("plot.reliability", "bins", bins)
     lines = (len(predictions) + 1) // 2 if isinstance(predictions, Mapping) else 2
     ax = style.axes_for(ax, "reliability", size=(4.2, 3.2 + 0.2 * lines))
     named = {name: _claims(one, labels) for name, one in by_name(predictions).items()}

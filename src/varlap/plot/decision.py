@@ -12,6 +12,7 @@ from varlap.plot import style
 from varlap.plot.inputs import Values, as_tensor, predict
 from varlap.posterior import BNN
 from varlap.predict import How
+from varlap.seeds import checked_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +51,7 @@ def decision_2d(
     """
     if what not in ("probability", "entropy", "mutual_information"):
         raise ConfigError(f"plot.decision_2d(what={what!r}): choose 'probability', 'entropy' or 'mutual_information'")
-    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 2:
-        raise ConfigError(f"plot.decision_2d(resolution={resolution}) must be a whole number, at least 2")
+    resolution = checked_count("plot.decision_2d", "resolution", resolution, least=2)
     points, labels = (None, None) if train is None else _points(*train)
     extent = limits or _limits(points)
     horizontal = torch.linspace(extent[0], extent[1], resolution)

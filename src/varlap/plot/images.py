@@ -13,6 +13,7 @@ from varlap.likelihoods import Prediction
 from varlap.likelihoods.prediction import entropy
 from varlap.plot import style
 from varlap.plot.inputs import Values, as_tensor, probabilities
+from varlap.seeds import checked_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +49,7 @@ def least_sure(
     >>> [text.get_text() for text in ax.texts]
     ['1 60%\\nnot 0', '0 90%\\n']
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError(f"plot.least_sure(count={count}) must be a whole number, at least 1")
+    count = checked_count("plot.least_sure", "count", count)
     probs, exclusive = probabilities(prediction, "least_sure")
     if not exclusive or probs.ndim != 2:
         raise BatchError(

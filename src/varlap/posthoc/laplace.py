@@ -1,15 +1,21 @@
 """Laplace's method, Eqs. 7 and 23: variances from the curvature at the present mean."""
 
+import math
+from numbers import Real
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from varlap.curvature import fisher_diagonal, hessian_diagonal
 from varlap.data import count_items
-from varlap.errors import ConfigError
+from varlap.errors import ConfigError, warn
 from varlap.posterior import BNN
 from varlap.posterior.batch import check_finite
 from varlap.predict.collapse import note_variances_of_evaluation
+
+MOST_ROUNDS = 1000
+TOLERANCE = 1e-6  # of a learnt scale, from one round to the next
 
 
 def laplace(
@@ -27,7 +33,8 @@ def laplace(
 
     After MAP this is Laplace's method, made for `bnn.predict(x, how="linearised")`. After VL or VI on a network with
     batch norm, with the same beta, it estimates the variances again as prediction sees the network: with running
-    statistics instead of those of a batch, which predicts better. The means stay.
+    statistics instead of those of a batch, which predicts better. The means stay. The scales of an empirical-Bayes
+    prior are set together with the variances, so that each are the best for the other.
 
     Args:
         bnn: the network, at any mean: a MAP solution for Laplace's method proper.
@@ -50,11 +57,11 @@ def laplace(
     >>> bnn.log_sigma["weight"].exp().item()  # 1/√(3 + 1)
     0.5
     """
-    if not beta > 0:
-        raise ConfigError(f"laplace(beta={beta}) must be positive; 1 is Bayes")
+    if not (isinstance(beta, Real) and 0 < beta < math.inf):
+        raise ConfigError(f"laplace(beta={beta!r}) must be a positive, finite number; 1 is Bayes")
     num_data = count_items(data) if num_data is None else num_data
-    if not num_data >= 1:
-        raise ConfigError(f"laplace(num_data={num_data}) must be at least 1: the number of items in the training set")
+    if not (isinstance(num_data, Real) and num_data >= 1):
+        raise ConfigError(f"laplace(num_data={num_data!r}) must be at least 1: the number of items in the training set")
     if curvature == "fisher" or curvature == "sampled-fisher":
         labels = "exact" if curvature == "fisher" else "sampled"
         diagonal = fisher_diagonal(bnn, data, labels=labels, batch_size=batch_size, seed=seed)
@@ -65,15 +72,34 @@ def laplace(
         raise ConfigError(f"laplace(curvature={curvature!r}): choose 'fisher', 'sampled-fisher' or 'hessian'")
     named = [(f"the curvature of {name}", f) for name, f in diagonal.items()]
     check_finite(named, step=0, advice="look for weights or inputs that are not finite")
-    scales = {name: scale.clone() for name, scale in bnn.prior_scale.items()}
-    bnn.refit_prior()
-    if curvature == "hessian" and (message := _negative_precisions(bnn, diagonal, num_data, beta)):
-        for name, scale in scales.items():
-            bnn.prior_scale[name].copy_(scale)
-        raise ConfigError(message)
-    bnn.set_optimal_variances(diagonal, num_data, beta)
+    _set_variances(bnn, diagonal, num_data, beta)
     note_variances_of_evaluation(bnn)
     return diagonal
+
+
+def _set_variances(bnn: BNN, diagonal: dict[str, Tensor], num_data: int, beta: float) -> None:
+    """Set the variances, and with them an empirical-Bayes prior's scales, each the best for the other."""
+    set_ones = [*bnn.log_sigma.values(), *bnn.prior_scale.values()]
+    before = [tensor.detach().clone() for tensor in set_ones]
+    moving: list[str] = []
+    bnn.refit_prior()
+    for _ in range(MOST_ROUNDS):
+        if message := _negative_precisions(bnn, diagonal, num_data, beta):
+            with torch.no_grad():
+                for tensor, value in zip(set_ones, before, strict=True):
+                    tensor.copy_(value)
+            raise ConfigError(message)
+        bnn.set_optimal_variances(diagonal, num_data, beta)
+        last = {name: scale.clone() for name, scale in bnn.prior_scale.items()}
+        bnn.refit_prior()
+        moving = [name for name, s in bnn.prior_scale.items() if not torch.allclose(s, last[name], TOLERANCE, 0)]
+        if not moving:
+            return
+    warn(
+        f"laplace: the prior's scale of {moving[0]!r} has no optimum, or none near: the data say hardly anything about "
+        "these weights; give the BNN a prior that is not learnt, such as varlap.OneScalePrior(1.0), or leave them out "
+        "by select"
+    )
 
 
 def _negative_precisions(bnn: BNN, diagonal: dict[str, Tensor], num_data: int, beta: float) -> str | None:

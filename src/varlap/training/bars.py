@@ -49,7 +49,7 @@ class Bars:
     """
 
     def __init__(self, console: Console | None = None, *, clock: Clock = time.monotonic) -> None:
-        self._console = _Console(stderr=True) if console is None else console
+        self._console = GuardedConsole(stderr=True) if console is None else console
         self._pace = Pace(clock)
         self._speed = Speed()
         self._values: Mapping[str, float] = {}
@@ -125,10 +125,9 @@ class Bars:
         try:
             draw()
         except OSError as error:  # a closed terminal must not end a training
-            self._console.quiet = True  # so that stopping gives stdout and stderr back and writes nothing
+            self._console.quiet = True  # in a next training too
             if self._progress is not None:
-                with contextlib.suppress(IndexError):  # of a rich that failed before it had begun
-                    self._progress.stop()
+                stop_unseen(self._progress)
                 self._progress = None
             _log.warning("progress is no longer shown, training goes on: %s", error)
 
@@ -176,13 +175,21 @@ class Bars:
 
 def bars_on(stream: TextIO | None) -> Bars:
     """Draw on a stream, stderr unless told."""
-    return Bars(_Console(stderr=True) if stream is None else _Console(file=stream))
+    return Bars(GuardedConsole(stderr=True) if stream is None else GuardedConsole(file=stream))
 
 
-class _Console(Console):
-    """A console whose broken pipe is an error for `Bars` to see; rich's own ends the program and closes stdout."""
+def stop_unseen(progress: rich_progress.Progress) -> None:
+    """Stop where nothing can be written any more, so that stdout and stderr are given back."""
+    progress.console.quiet = True
+    with contextlib.suppress(IndexError):  # of a rich that failed before it had begun
+        progress.stop()
+
+
+class GuardedConsole(Console):
+    """A console whose broken pipe is an error for its user to see; rich's own ends the program and closes stdout."""
 
     def on_broken_pipe(self) -> None:
+        """Raise the error that rich is handling."""
         raise
 
 

@@ -42,7 +42,7 @@ class Records:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._tail_checked = False
+        self._tail_is_whole = False
 
     def append(self, row: Mapping[str, Value]) -> None:
         """Write a row as one line with one call, so that readers see whole lines and kills cost one at most.
@@ -53,13 +53,14 @@ class Records:
         """
         line = json.dumps({name: _encoded(name, value) for name, value in row.items()}, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._tail_checked:
+        if not self._tail_is_whole:
             self._mend_tail()
-            self._tail_checked = True
+        self._tail_is_whole = False  # a full disk may take half a row
         with self.path.open("ab") as file:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())  # a checkpoint must not outlive the rows before it
+        self._tail_is_whole = True
 
     def rows(self) -> list[dict[str, Any]]:
         """Read all rows; there are none where there is no file.

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from varlap.errors import ConfigError, did_you_mean
-from varlap.seeds import checked_seed
+from varlap.seeds import checked_count, checked_seed
 from varlap.training.step import Precision
 
 ELSEWHERE = {"device": "training is where the network is: move it by bnn.to(device), and fit takes the data there"}
@@ -79,9 +79,7 @@ class FitSettings:
         counts["validate_every"] = 1
         counts |= {name: 1 for name in ("patience", "save_every") if getattr(self, name) is not None}
         for name, least in counts.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"fit({name}={value!r}) must be a whole number, at least {least}")
+            object.__setattr__(self, name, checked_count("fit", name, getattr(self, name), least))
         for name in ("lr", "log_sigma_lr_multiplier", "clip_norm"):
             value = getattr(self, name)
             if value is None and name == "clip_norm":
@@ -95,7 +93,9 @@ class FitSettings:
         object.__setattr__(self, "seed", checked_seed(self.seed, "fit"))
         if self.compiled not in (True, False, "auto"):
             raise ConfigError(f"fit(compiled={self.compiled!r}): choose True, False or 'auto'")
-        if not isinstance(self.milestones, tuple | list) or not all(0 <= part <= 1 for part in self.milestones):
+        if not isinstance(self.milestones, tuple | list) or not all(
+            isinstance(part, int | float) and 0 <= part <= 1 for part in self.milestones
+        ):
             raise ConfigError(f"fit(milestones={self.milestones}) must be parts of the training, such as (0.5, 0.75)")
         if not isinstance(self.warmup_epochs, int | float) or not 0 <= self.warmup_epochs <= self.epochs:
             raise ConfigError(f"fit(warmup_epochs={self.warmup_epochs}) must be between 0 and epochs={self.epochs}")
