@@ -188,14 +188,14 @@ def test_every_form_of_data_is_taken_and_one_of_them_gives_the_same_bits():
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_loader_that_shuffles_by_itself_is_named_where_the_run_could_be_carried_on(
+def test_a_loader_that_shuffles_by_a_generator_of_its_own_is_named_where_the_run_could_be_carried_on(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, kept: bool
 ):
     data_set = torch.utils.data.TensorDataset(*_blobs())
     loader = torch.utils.data.DataLoader(data_set, batch_size=20, shuffle=True, generator=torch.Generator())
     out = tmp_path / "run" if kept else None
     varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), loader, epochs=1, out=out)
-    assert ("the DataLoader shuffles by itself" in caplog.text) == kept
+    assert ("the DataLoader shuffles by a generator of its own, so" in caplog.text) == kept
 
 
 @pytest.mark.parametrize(("batch_size", "named"), [(20, True), (90, False)])

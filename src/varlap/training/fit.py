@@ -52,14 +52,15 @@ def fit(
         bnn: the network with its posterior; it is trained in place, and left in training mode.
         objective: VL, VI, MAP or VLHessian.
         train: a tuple (x, y) of tensors or arrays, which are moved to the device once; a map-style Dataset; or a
-            DataLoader (one that shuffles by itself cannot be carried on exactly). Floating-point arrays of numpy take
-            the type of the weights.
+            DataLoader. What a loader draws from torch's global generator, such as the order of `shuffle=True`, follows
+            from `seed` and the epoch, and is repeated by a run that is carried on; one with a `generator` of its own
+            cannot be. Floating-point arrays of numpy take the type of the weights.
         weights: one for each item of a tuple (x, y), which multiplies its log-likelihood; their square root enters the
             sampled gradient. N stays the objective's `num_data`.
         validation: data to score after each epoch, or after every `validate_every`-th, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
-            `varlap.data.crop_and_flip`. Random transforms belong here: inside a Dataset they draw from torch's global
-            generator, and a run that is carried on does not repeat them.
+            `varlap.data.crop_and_flip`. Random transforms belong here: a run that is carried on from within an epoch
+            does not repeat those inside a Dataset.
         out: the folder of the run: its spec, metrics and checkpoints.
         resume: "auto" carries on the run that `out` holds; "never" refuses to.
         label: what else tells this run from others, such as the name of its data: plain numbers and words that go
