@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,20 @@ def test_fit_repeats_itself_to_the_bit_and_leaves_the_global_generator_alone():
         assert torch.equal(one, other)
     torch.manual_seed(0)
     varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class _DrawsAlways(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input + torch.randn_like(input))
+
+
+@pytest.mark.parametrize("by_loader", [False, True], ids=["arrays", "loader"])
+def test_a_network_that_draws_in_evaluation_mode_leaves_the_global_generator_alone(by_loader: bool):
+    bnn, data = varlap.BNN(_DrawsAlways(2, 3)), _blobs()
+    train: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), 30) if by_loader else data
+    state = torch.get_rng_state()
+    varlap.fit(bnn, varlap.VL(90), train, epochs=1, progress="none")
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -15,6 +15,7 @@ from varlap.curvature.protocol import check_targets
 from varlap.errors import BatchError, ConfigError
 from varlap.objectives import Objective
 from varlap.posterior import BNN
+from varlap.predict.mean import probed_outputs
 from varlap.training.distributed import World, join_world
 from varlap.training.loop import History, Loop
 from varlap.training.optimizer import make_optimizer
@@ -214,8 +215,7 @@ def _check_data(
         first = source.first()
         if augment is not None:
             first = augment(first, torch.Generator(bnn.device).manual_seed(0))
-        with torch.no_grad(), bnn.evaluating():
-            check_targets(bnn, bnn.outputs(first), source.targets, source.num_items)
+        check_targets(bnn, probed_outputs(bnn, first), source.targets, source.num_items)
 
 
 def _prefer_channels_last(bnn: BNN) -> None:
