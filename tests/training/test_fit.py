@@ -133,11 +133,26 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ),
         ({"seed": 10**20}, r"fit\(seed=1(0{20})\) must be a whole number from -2\*\*63 to 2\*\*64 - 1"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
+        ({"learning_rate": 0.1}, r"fit has no setting 'learning_rate'; did you mean 'lr'\?"),
+        ({"random_state": 0}, r"fit has no setting 'random_state'; did you mean 'seed'\?"),
+        ({"early_stopping": True}, r"fit has no setting 'early_stopping'; did you mean 'patience'\?"),
+        ({"weight_decay": 0.1}, r"no setting 'weight_decay'; the prior does .*: varlap.BNN\(network, prior=...\)"),
+        ({"shuffle": True}, "no setting 'shuffle'; arrays and Datasets are shuffled in every epoch"),
+        (
+            {"optimizer": torch.optim.Adam([torch.zeros(1)])},
+            r"^fit\(optimizer=Adam\) must be the name of an optimizer of torch.optim, such as 'Adam' or 'SGD', .* one "
+            "that is made already, as by varlap.adam, belongs to a loop of your own$",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(varlap.errors.ConfigError, match=message):
         _fit(**settings)
+
+
+def test_inputs_and_targets_that_are_no_pair_are_refused_with_the_fix():
+    with pytest.raises(ConfigError, match=r"one argument, a pair: fit\(bnn, objective, \(x, y\), ...\)"):
+        varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), *_blobs(), epochs=1)
 
 
 def test_a_label_out_of_range_anywhere_in_the_data_is_found_before_training():
