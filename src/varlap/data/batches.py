@@ -103,7 +103,7 @@ class _PairBatches:
         return len(self._source)  # pyright: ignore[reportArgumentType]  (a source without length says so)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for index, batch in enumerate(_read(self._source, self._seed)):
+        for index, batch in enumerate(read(self._source, self._seed)):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise BatchError(
@@ -113,8 +113,12 @@ class _PairBatches:
             yield batch_as_tensors(batch, self._dtype)
 
 
-def _read(source: Iterable[Any], seed: int) -> Iterator[Any]:
-    """Yield a source's batches, each read among numbers of its own, and leave the global generator as it is."""
+def read(source: Iterable[Any], seed: int = 0) -> Iterator[Any]:
+    """Yield a source's batches, each read among numbers of its own, and leave the global generator as it is.
+
+    >>> list(read(DataLoader([1, 2, 3], batch_size=2)))
+    [tensor([1, 2]), tensor([3])]
+    """
     cpu, end = torch.device("cpu"), object()
     with Streams(seed, 0).around_network(cpu):
         iterator = iter(source)

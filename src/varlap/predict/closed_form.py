@@ -16,7 +16,7 @@ from varlap.likelihoods import Likelihood, Prediction
 from varlap.likelihoods.protocol import of_log_prob
 from varlap.posterior import BNN
 from varlap.posterior.installed import installed
-from varlap.predict.average import average
+from varlap.predict.average import average, predicted
 from varlap.predict.inputs import Inputs
 from varlap.predict.linearised import differentiable, tensor_of_outputs
 from varlap.streams import Streams
@@ -63,6 +63,7 @@ def closed_form(likelihood: Likelihood, mean: Tensor, covariance: Tensor, seed: 
     tensor([[4.]])
     """
     predict_fn = of_log_prob(likelihood, "predict_from_gaussian")
+    predicted(likelihood, mean)  # says so where that is no prediction, by which a formula may go
     found: Prediction | None = None if predict_fn is None else predict_fn(mean, covariance)
     if found is not None and found.outputs and found.probs is None:
         return found  # a Gaussian's, which leaves nothing out
