@@ -89,9 +89,61 @@ def test_two_pairs_in_a_tuple_are_two_batches():
     assert count_items(data) == 7
 
 
-def test_reading_a_data_set_leaves_the_global_generator_alone():
+class Noisy(Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + torch.randn(2), Y[index]
+
+
+RANDOM = {
+    "shuffling loader": DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True),
+    "loader with a worker": DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=1),
+    "random transform": DataLoader(Noisy(), batch_size=3),
+    "data set with a random transform": Noisy(),
+}
+
+
+@pytest.mark.parametrize("data", [*FORMS.values(), *RANDOM.values()], ids=[*FORMS, *RANDOM])
+def test_reading_data_leaves_the_global_generator_alone(data):
     before = torch.get_rng_state()
-    list(as_batches(TensorDataset(X, Y), 3))
+    for _ in as_batches(data, 3):
+        assert torch.equal(torch.get_rng_state(), before)
+    count_items(data)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("data", RANDOM.values(), ids=RANDOM)
+def test_what_a_loader_draws_follows_from_the_seed_alone(data):
+    def inputs(seed: int) -> torch.Tensor:
+        torch.seed()
+        return torch.cat([x for x, _ in as_batches(data, 3, seed=seed)])
+
+    assert torch.equal(inputs(0), inputs(0))
+    assert not torch.equal(inputs(0), inputs(1))
+
+
+def test_batches_of_one_pass_are_transformed_by_different_numbers():
+    noises = torch.cat([x - X[y] for x, y in as_batches(Noisy(), 3)])
+    assert len({round(value, 6) for value in noises.flatten().tolist()}) == noises.numel()
+
+
+def test_what_a_caller_draws_between_two_batches_is_the_callers_own():
+    torch.manual_seed(5)
+    expected = [torch.rand(()) for _ in range(3)]
+    torch.manual_seed(5)
+    assert [torch.rand(()) for _ in as_batches(RANDOM["shuffling loader"], 3)] == expected
+
+
+def test_a_loader_that_fails_leaves_the_global_generator_alone():
+    def collate(items):
+        torch.rand(1)
+        raise KeyError(len(items))
+
+    before = torch.get_rng_state()
+    with pytest.raises(KeyError):
+        list(as_batches(DataLoader(TensorDataset(X, Y), batch_size=3, collate_fn=collate), 3))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -288,7 +288,8 @@ def test_validation_test_and_prediction_are_those_of_the_mean_network(tmp_path: 
     found = {name: value for part in tested for name, value in part.items()}
     assert found["test_nll/0"] == pytest.approx(expected["nll"], rel=1e-5)
     assert found["test_nll/1"] == pytest.approx(varlap.evaluate(bnn, make_data(2).tensors)["nll"], rel=1e-5)
-    for inputs in (loader, DataLoader(data.tensors[0], batch_size=7)):
+    alone = DataLoader(data.tensors[0], batch_size=7), DataLoader(TensorDataset(data.tensors[0]), batch_size=7)
+    for inputs in (loader, *alone):
         predictions = trainer.predict(module, inputs)
         assert [list(part) for part in predictions] == [["probs"]] * 7
         joined = torch.cat([part["probs"] for part in predictions])

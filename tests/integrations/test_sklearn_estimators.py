@@ -171,6 +171,12 @@ def test_units_of_the_features_do_not_matter(kind):
     np.testing.assert_allclose(scaled, kind(**FEW).fit(X, y).predict(X), rtol=1e-6)
 
 
+def test_log_probabilities_are_the_logarithms_of_the_probabilities():
+    model = varlap.VLClassifier(**FEW).fit(X_IRIS, Y_IRIS)
+    far = np.vstack([X_IRIS, 1e5 * X_IRIS[:1]])  # where probabilities may be 0
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(far)), model.predict_proba(far), rtol=1e-12)
+
+
 def test_labels_may_be_words():
     names = np.array(["setosa", "versicolor", "virginica"])
     model = varlap.VLClassifier(**FEW).fit(X_IRIS, names[Y_IRIS])
@@ -328,6 +334,24 @@ def test_own_network_is_made_of_the_numbers_of_inputs_and_outputs():
 def test_own_network_of_another_kind_is_refused():
     with pytest.raises(ConfigError, match=r"network=.*must make an nn.Module of \(num_inputs, num_outputs\).*int"):
         varlap.VLRegressor(network=lambda i, o: i + o).fit(X_IRIS, Y_IRIS)
+
+
+@pytest.mark.parametrize("network", [nn.Linear(4, 1), "mlp"], ids=["module", "word"])
+def test_a_network_in_place_of_a_function_that_makes_one_is_refused_with_the_fix(network):
+    message = (
+        rf"network=...\) must be a function .* but it is a {type(network).__name__}; give .*lambda num_inputs, num"
+    )
+    with pytest.raises(ConfigError, match=message):
+        varlap.VLRegressor(network=network).fit(X_IRIS, Y_IRIS)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "banana", 1.5])
+def test_a_device_that_is_not_there_is_refused_with_the_fix(device):
+    message = (
+        rf"^VLClassifier\(device={device!r}\): torch .* has no such device here \(.+\); leave device out for the CPU$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        varlap.VLClassifier(device=device).fit(X_IRIS, Y_IRIS)
 
 
 def test_large_tables_are_trained_in_batches_and_single_precision(monkeypatch):

@@ -268,6 +268,13 @@ def test_bad_settings_are_refused():
         ConfigError, match=r"only=\['acuracy'\]: there is no score 'acuracy'; did you mean 'accuracy'\?"
     ):
         Scores(["acuracy"])
+    for name in ("auroc", "ood_auroc"):
+        message = (
+            f"there is no score '{name}'; auroc tells items of another distribution by their uncertainty: "
+            r"ood_auroc_entropy, .*ood_auroc_epistemic_variance, with evaluate\(..., ood=inputs\)"
+        )
+        with pytest.raises(ConfigError, match=message):
+            Scores([name])
     with pytest.raises(ConfigError, match="there is no score 'xyz'; there are nll, accuracy, "):
         Scores("xyz")
     with pytest.raises(ConfigError, match=r"level=95 must be between 0 and 1; 0.95 is usual"):

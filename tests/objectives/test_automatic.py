@@ -336,3 +336,18 @@ def test_other_numbers_give_the_same_graph_which_is_then_found_on_disk(monkeypat
     evaluations, commits = codes[::2], codes[1::2]
     assert evaluations[0] == evaluations[1]
     assert commits[0] == commits[1]
+
+
+def test_compiling_leaves_the_global_generator_alone_where_the_network_draws_in_evaluation_mode(graphs: list[Any]):
+    class DrawsAlways(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input + torch.randn_like(input))
+
+    x, y = _batch()
+    bnn, objective = varlap.BNN(DrawsAlways(4, 3).double()), varlap.VL(100)
+    objective.compiled = True
+    state = torch.get_rng_state()
+    for _ in range(2):  # the first call is eager, to learn what is remembered
+        objective(bnn, x, y)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(graphs) == 1

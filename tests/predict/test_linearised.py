@@ -435,3 +435,13 @@ def test_the_closed_form_is_refused_where_an_output_is_not_its_items_own(network
     bnn = varlap.BNN(network, likelihood="gaussian")
     with pytest.raises(varlap.errors.NetworkError, match="depends on other items, or on an input that they share"):
         bnn.predict(x, how="linearised", closed_form=True)
+
+
+def test_a_closed_form_that_leaves_nothing_out_draws_no_outputs(monkeypatch):
+    x = draw(6, 3)
+    bnn = varlap.BNN(varlap.models.mlp(3, 2, hidden=(4,)), varlap.Gaussian(num_outputs=2)).double()
+    expected = bnn.predict(x, how="linearised", closed_form=True)
+    monkeypatch.setattr("varlap.predict.closed_form.drawn_outputs", None)  # whoever calls it fails
+    found = bnn.predict(x, how="linearised", closed_form=True)
+    assert torch.equal(found.variance, expected.variance)
+    assert torch.equal(found.log_prob(draw(6, 2)), expected.log_prob(draw(6, 2)))

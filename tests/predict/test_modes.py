@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import varlap
 from cases import CASES, Exponential, S
@@ -447,3 +448,25 @@ def test_draws_with_the_variances_of_the_start_are_told_of_once(how: str, caplog
         trained.log_sigma["weight"].add_(0.1)
     trained.predict(x, how=how)  # type: ignore[arg-type]
     assert not caplog.text
+
+
+@by_mode
+def test_a_loader_of_inputs_is_predicted_like_the_inputs(mode):
+    x, y = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(5)
+    bnn = varlap.BNN(varlap.models.mlp(4, 3, hidden=(3,))).double()
+    expected = bnn.predict(x, **MODES[mode])
+    for items in (x, TensorDataset(x), TensorDataset(x, y)):
+        found = bnn.predict(DataLoader(items, batch_size=2), **MODES[mode])
+        assert_close(found, expected, 1e-12)
+
+
+def test_loaders_that_cannot_be_predicted_are_refused_with_the_fix():
+    bnn, data = varlap.BNN(nn.Linear(4, 3)), TensorDataset(torch.zeros(5, 4))
+    with pytest.raises(ConfigError, match=r"the DataLoader's RandomSampler mixes the items, .* with shuffle=False"):
+        bnn.predict(DataLoader(data, shuffle=True))
+    with pytest.raises(
+        ConfigError, match=r"predict\(batch_size=2\) does not go with a DataLoader, which makes its own"
+    ):
+        bnn.predict(DataLoader(data), batch_size=2)
+    with pytest.raises(BatchError, match=r"x is the Dataset TensorDataset; give a DataLoader of it: DataLoader\(x, "):
+        bnn.predict(data)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,20 @@ def test_fit_repeats_itself_to_the_bit_and_leaves_the_global_generator_alone():
         assert torch.equal(one, other)
     torch.manual_seed(0)
     varlap.BNN(varlap.models.mlp(2, 3, hidden=(8,)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class _DrawsAlways(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input + torch.randn_like(input))
+
+
+@pytest.mark.parametrize("by_loader", [False, True], ids=["arrays", "loader"])
+def test_a_network_that_draws_in_evaluation_mode_leaves_the_global_generator_alone(by_loader: bool):
+    bnn, data = varlap.BNN(_DrawsAlways(2, 3)), _blobs()
+    train: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), 30) if by_loader else data
+    state = torch.get_rng_state()
+    varlap.fit(bnn, varlap.VL(90), train, epochs=1, progress="none")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -119,11 +134,26 @@ def test_schedules_are_the_papers_and_the_usual_ones(schedule, expected):
         ),
         ({"seed": 10**20}, r"fit\(seed=1(0{20})\) must be a whole number from -2\*\*63 to 2\*\*64 - 1"),
         ({"epoch": 3}, "fit has no setting 'epoch'; did you mean 'epochs'"),
+        ({"learning_rate": 0.1}, r"fit has no setting 'learning_rate'; did you mean 'lr'\?"),
+        ({"random_state": 0}, r"fit has no setting 'random_state'; did you mean 'seed'\?"),
+        ({"early_stopping": True}, r"fit has no setting 'early_stopping'; did you mean 'patience'\?"),
+        ({"weight_decay": 0.1}, r"no setting 'weight_decay'; the prior does .*: varlap.BNN\(network, prior=...\)"),
+        ({"shuffle": True}, "no setting 'shuffle'; arrays and Datasets are shuffled in every epoch"),
+        (
+            {"optimizer": torch.optim.Adam([torch.zeros(1)])},
+            r"^fit\(optimizer=Adam\) must be the name of an optimizer of torch.optim, such as 'Adam' or 'SGD', .* one "
+            "that is made already, as by varlap.adam, belongs to a loop of your own$",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(varlap.errors.ConfigError, match=message):
         _fit(**settings)
+
+
+def test_inputs_and_targets_that_are_no_pair_are_refused_with_the_fix():
+    with pytest.raises(ConfigError, match=r"one argument, a pair: fit\(bnn, objective, \(x, y\), ...\)"):
+        varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), *_blobs(), epochs=1)
 
 
 def test_a_label_out_of_range_anywhere_in_the_data_is_found_before_training():
@@ -189,14 +219,14 @@ def test_every_form_of_data_is_taken_and_one_of_them_gives_the_same_bits():
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_loader_that_shuffles_by_itself_is_named_where_the_run_could_be_carried_on(
+def test_a_loader_that_shuffles_by_a_generator_of_its_own_is_named_where_the_run_could_be_carried_on(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, kept: bool
 ):
     data_set = torch.utils.data.TensorDataset(*_blobs())
     loader = torch.utils.data.DataLoader(data_set, batch_size=20, shuffle=True, generator=torch.Generator())
     out = tmp_path / "run" if kept else None
     varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), loader, epochs=1, out=out)
-    assert ("the DataLoader shuffles by itself" in caplog.text) == kept
+    assert ("the DataLoader shuffles by a generator of its own, so" in caplog.text) == kept
 
 
 @pytest.mark.parametrize(("batch_size", "named"), [(20, True), (90, False)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import Stopped, at_step, made_bnn, made_data, made_objective, noise, same_bits, stop
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -72,7 +73,7 @@ def test_batches_of_a_random_sampler_are_not_called_the_same_in_every_epoch(capl
     _source(loader)
     assert caplog.text == ""
     _source(loader, resumable=True)
-    assert "the DataLoader shuffles by itself" in caplog.text
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("sampler", [FitSampler(ITEMS), DistributedSampler(ITEMS, 1, 0)], ids=["fit's", "torch's"])
@@ -103,3 +104,59 @@ def test_a_run_by_a_sampler_of_epochs_is_carried_on_exactly(tmp_path: Path):
         trained(out=tmp_path / "run", save_every=2, loggers=[logger])
     carried_on, alone = trained(out=tmp_path / "run", save_every=2), trained()
     assert all(torch.equal(a, b) for a, b in zip(carried_on.parameters(), alone.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_run_by_a_loader_that_shuffles_is_carried_on_exactly(tmp_path: Path, num_workers: int):
+    def trained(augment: Any, **settings: Any) -> varlap.BNN:
+        bnn = made_bnn()
+        torch.seed()  # the caller's generator decides nothing
+        loader = DataLoader(TensorDataset(*made_data()), 8, shuffle=True, num_workers=num_workers)
+        varlap.fit(bnn, made_objective(), loader, epochs=3, lr=1e-2, augment=augment, progress="none", **settings)
+        return bnn
+
+    alone = trained(noise)
+    kept = {"out": tmp_path / "run", "save_every": 2}
+    with pytest.raises(Stopped):
+        trained(at_step(7, stop), **kept)  # in the middle of the second epoch
+    assert same_bits(alone, trained(noise, **kept))
+    assert not same_bits(alone, trained(noise, seed=1))
+
+
+def test_a_loader_shuffles_anew_in_each_epoch_and_alike_for_a_seed():
+    def order(source: Any, epoch: int) -> list[float]:
+        return [float(x) for batch, _, _ in source.epoch(epoch, 0) for x in batch]
+
+    first, again = (_source(DataLoader(ITEMS, **SAMPLERS["shuffle"])) for _ in range(2))
+    orders = [order(first, epoch) for epoch in range(4)]
+    assert [order(again, epoch) for epoch in range(4)] == orders
+    assert len({tuple(one) for one in orders}) == 4
+
+
+def test_a_loaders_own_generator_decides_its_order():
+    own, expected = (
+        DataLoader(ITEMS, generator=torch.Generator().manual_seed(3), **SAMPLERS["shuffle"]) for _ in range(2)
+    )
+    pairs = zip(_source(own).epoch(0, 0), expected, strict=True)
+    assert all(torch.equal(x, one) for (x, _, _), (one, _) in pairs)
+
+
+@pytest.mark.filterwarnings("ignore:fit_temperature ended at the highest temperature")  # the labels are noise
+@pytest.mark.parametrize(
+    "use",
+    [
+        varlap.evaluate,
+        lambda bnn, loader: varlap.fit(bnn, varlap.VL(37), loader, epochs=2, progress="none"),
+        lambda bnn, loader: varlap.fit(bnn, varlap.VL(37), made_data(), validation=loader, epochs=1, progress="none"),
+        varlap.laplace,
+        varlap.fit_temperature,
+        varlap.reestimate_statistics,
+    ],
+    ids=["evaluate", "fit", "validation", "laplace", "temperature", "statistics"],
+)
+def test_reading_a_loader_leaves_the_global_generator_alone(use: Any):
+    loader = DataLoader(TensorDataset(*made_data()), 8, shuffle=True)
+    bnn = made_bnn()
+    before = torch.get_rng_state()
+    use(bnn, loader)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,5 +1,6 @@
 """One way to read batches, whatever the data come as: arrays, a Dataset, or a loader."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,12 +12,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from varlap import tree
 from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn, is_array
 from varlap.errors import BatchError, ConfigError
+from varlap.streams import Streams
 
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
 
 
-def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> Iterable[tuple[Any, Any]]:
+def as_batches(
+    data: Any, batch_size: int, dtype: torch.dtype | None = None, *, seed: int = 0
+) -> Iterable[tuple[Any, Any]]:
     """Give the batches (x, y) of the data, in order; they can be read as often as needed.
+
+    Loaders and Datasets draw from torch's global generator of the CPU, for a shuffled order or a random transform.
+    While they are read it holds numbers of the seed, the same in each pass, and the caller's are put back.
 
     Args:
         data: a tuple (x, y) of tensors or arrays, or of dicts or tuples of them (two tuples are two batches); a
@@ -24,6 +31,7 @@ def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> 
         batch_size: items in a batch of arrays or of a Dataset; the last batch may have fewer.
         dtype: of the weights, which numpy's floating-point numbers take, as in `as_tensors`; by default they keep
             their own.
+        seed: of what a loader or a Dataset draws; a loader's own generator is not touched.
 
     >>> x, y = torch.zeros(5, 2), torch.arange(5)
     >>> [len(y) for x, y in as_batches((x, y), 2)]
@@ -36,11 +44,8 @@ def as_batches(data: Any, batch_size: int, dtype: torch.dtype | None = None) -> 
         x, y = as_tensors(data, dtype)
         return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
     if isinstance(data, Dataset):
-        # A DataLoader draws a seed on every pass, from the global generator unless it has its own.
-        generator = torch.Generator().manual_seed(0)
-        loader = DataLoader(data, batch_size=batch_size, generator=generator, collate_fn=collate_fn(dtype))
-        return _PairBatches(loader, dtype)
-    return _PairBatches(data, dtype)
+        data = DataLoader(data, batch_size=batch_size, collate_fn=collate_fn(dtype))
+    return _PairBatches(data, dtype, seed)
 
 
 def count_items(data: Any) -> int:
@@ -91,14 +96,14 @@ class _ArrayBatches:
 class _PairBatches:
     """The batches of a loader, each checked to be a pair."""
 
-    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None) -> None:
-        self._source, self._dtype = source, dtype
+    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None, seed: int = 0) -> None:
+        self._source, self._dtype, self._seed = source, dtype, seed
 
     def __len__(self) -> int:
         return len(self._source)  # pyright: ignore[reportArgumentType]  (a source without length says so)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for index, batch in enumerate(self._source):
+        for index, batch in enumerate(read(self._source, self._seed)):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise BatchError(
@@ -106,6 +111,23 @@ class _PairBatches:
                     "or the loader's collate_fn return (x, y), where both may be dicts or tuples"
                 )
             yield batch_as_tensors(batch, self._dtype)
+
+
+def read(source: Iterable[Any], seed: int = 0) -> Iterator[Any]:
+    """Yield a source's batches, each read among numbers of its own, and leave the global generator as it is.
+
+    >>> list(read(DataLoader([1, 2, 3], batch_size=2)))
+    [tensor([1, 2]), tensor([3])]
+    """
+    cpu, end = torch.device("cpu"), object()
+    with Streams(seed, 0).around_network(cpu):
+        iterator = iter(source)
+    for number in itertools.count(1):
+        with Streams(seed, number).around_network(cpu):  # between two batches the generator is the caller's
+            batch = next(iterator, end)
+        if batch is end:
+            return
+        yield batch
 
 
 def _check_form(data: Any) -> None:

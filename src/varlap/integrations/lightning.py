@@ -14,6 +14,7 @@ from varlap.errors import BatchError, CheckpointError, ConfigError, needs_extra
 from varlap.metrics.accumulator import Scores
 from varlap.objectives import Objective
 from varlap.posterior import BNN
+from varlap.predict.inputs import inputs_of
 from varlap.training.distributed import World
 from varlap.training.loop import VALIDATION_SCORES, describe_variances
 from varlap.training.model_file import beside, describe, save_tensors
@@ -189,10 +190,9 @@ class LightningBNN(LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Return what the mean network predicts: `probs`, or `mean` and `variance`.
 
-        A batch is inputs alone, or a pair whose targets are not read.
+        A batch is inputs alone, as a tensor or the (x,) of a TensorDataset, or a pair whose targets are not read.
         """
-        is_pair = self._split is not None or (isinstance(batch, tuple | list) and len(batch) == 2)
-        prediction = self.bnn.predict(self._pair(batch)[0] if is_pair else batch)
+        prediction = self.bnn.predict(inputs_of(batch) if self._split is None else self._pair(batch)[0])
         found = {name: getattr(prediction, name) for name in ("probs", "mean", "variance")}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -36,6 +36,7 @@ DETECTORS: dict[str, Callable[[Tensor, Tensor], float]] = {
 UNCERTAINTIES = ("entropy", "mutual_information", "variance", "epistemic_variance")
 OOD_SCORES = tuple(f"ood_{detector}_{name}" for name in UNCERTAINTIES for detector in DETECTORS)
 ALL_SCORES = tuple(dict.fromkeys(CLASS_SCORES + REGRESSION_SCORES + OOD_SCORES))
+NEED_OOD = set(DETECTORS) | {f"ood_{name}" for name in DETECTORS}  # what others call them
 
 Columns = dict[str, Tensor]
 
@@ -315,6 +316,16 @@ def _checked_names(only: Iterable[str]) -> frozenset[str]:
     names = [only] if isinstance(only, str) else list(only)
     for name in names:
         if name not in ALL_SCORES:
-            hint = did_you_mean(name, ALL_SCORES, f"there are {', '.join(ALL_SCORES)}")
-            raise ConfigError(f"only={names!r}: there is no score {name!r}; {hint}")
+            raise ConfigError(f"only={names!r}: there is no score {name!r}; {_instead_of(name)}")
     return frozenset(names)
+
+
+def _instead_of(name: object) -> str:
+    if name in NEED_OOD:
+        detector = str(name).removeprefix("ood_")
+        ours = [score for score in OOD_SCORES if score.startswith(f"ood_{detector}_")]
+        return (
+            f"{detector} tells items of another distribution by their uncertainty: {', '.join(ours)}, with "
+            "evaluate(..., ood=inputs)"
+        )
+    return did_you_mean(name, ALL_SCORES, f"there are {', '.join(ALL_SCORES)}")

@@ -14,6 +14,7 @@ from varlap.objectives.compiled import MAX_GRAPHS, Compiled
 from varlap.objectives.objective import Context, Evaluation, Objective
 from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 from varlap.objectives.terms import scaled
+from varlap.predict.mean import probed_outputs
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,7 @@ class Automatic:
         log.info("compiling the evaluation of %s for batches of this shape", type(objective).__name__)
         try:
             bnn = context.bnn
-            with torch.no_grad(), bnn.evaluating():
-                outputs = bnn.outputs(context.batch.x)  # what targets must fit
+            outputs = probed_outputs(bnn, context.batch.x)  # what targets must fit
             graph = Compiled(objective, context, pool=self._pool())
             self._graphs[key] = graph, outputs, kept_alive(objective, bnn)
         except Exception as error:

@@ -16,7 +16,7 @@ from varlap.likelihoods import Likelihood, Prediction
 from varlap.likelihoods.protocol import of_log_prob
 from varlap.posterior import BNN
 from varlap.posterior.installed import installed
-from varlap.predict.average import average
+from varlap.predict.average import average, predicted
 from varlap.predict.inputs import Inputs
 from varlap.predict.linearised import differentiable, tensor_of_outputs
 from varlap.streams import Streams
@@ -62,13 +62,15 @@ def closed_form(likelihood: Likelihood, mean: Tensor, covariance: Tensor, seed: 
     >>> closed_form(likelihood, torch.zeros(1, 1), torch.full((1, 1, 1), 3.0), seed=0).variance
     tensor([[4.]])
     """
-    averaged = average(likelihood, drawn_outputs(mean, covariance, NUM_OUTPUT_DRAWS, seed))
     predict_fn = of_log_prob(likelihood, "predict_from_gaussian")
-    if predict_fn is None:
+    predicted(likelihood, mean)  # says so where that is no prediction, by which a formula may go
+    found: Prediction | None = None if predict_fn is None else predict_fn(mean, covariance)
+    if found is not None and found.outputs and found.probs is None:
+        return found  # a Gaussian's, which leaves nothing out
+    averaged = average(likelihood, drawn_outputs(mean, covariance, NUM_OUTPUT_DRAWS, seed))
+    if found is None:
         return averaged
-    prediction: Prediction = predict_fn(mean, covariance)
-    if not prediction.outputs:
-        prediction = replace(prediction, outputs=averaged.outputs, likelihood=likelihood)
+    prediction = found if found.outputs else replace(found, outputs=averaged.outputs, likelihood=likelihood)
     # What the weights leave open is a difference of entropies, so both come from the draws; the total is the formula's.
     if prediction.probs is not None and prediction.expected_entropy is None and averaged.expected_entropy is not None:
         epistemic = torch.minimum(averaged.entropy - averaged.expected_entropy, prediction.entropy)

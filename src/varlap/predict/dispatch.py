@@ -44,7 +44,8 @@ def predict(
 
     Args:
         bnn: the network and its posterior.
-        x: inputs as in training, tensors or arrays; moved to the network's device.
+        x: inputs as in training, tensors or arrays, moved to the network's device; or a DataLoader of them, or of pairs
+            (x, y), that does not shuffle.
         how: "mean" uses the mean network; "sampled" averages networks whose weights are drawn from the
             posterior; "linearised" averages over the same draws of a network that is linear in its weights, f(x, μ) +
             J(x)(w − μ).

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
 from varlap import tree
 from varlap.data import inputs_as_tensors
+from varlap.data.batches import read
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior import BNN
 
@@ -12,7 +15,8 @@ from varlap.posterior import BNN
 class Inputs:
     """An input for prediction, read batch by batch as often as needed and moved to the network's device.
 
-    Arrays become tensors; those of floating-point numbers take the type of the weights.
+    Arrays become tensors; those of floating-point numbers take the type of the weights. A DataLoader has batches of its
+    own, of inputs alone or of pairs (x, y), whose targets are not read.
 
     >>> import numpy as np, torch
     >>> bnn = BNN(torch.nn.Linear(2, 1), likelihood="gaussian")
@@ -27,9 +31,16 @@ class Inputs:
             raise ConfigError(f"predict(batch_size={batch_size}) must be at least 1, or None for all at once")
         if isinstance(x, list) and x and _holds_numbers_alone(x):
             raise BatchError("x is a list of numbers; give a tensor or an array, such as torch.tensor(x)")
-        self._device = bnn.device
-        # No derivative could be taken through an inference tensor.
-        self._x = tree.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs_as_tensors(x, bnn.dtype))
+        self._device, self._dtype = bnn.device, bnn.dtype
+        self._loader = x if isinstance(x, DataLoader) else None
+        if self._loader is not None:
+            _check_loader(self._loader, batch_size)
+            return
+        if isinstance(x, Dataset):
+            raise BatchError(
+                f"x is the Dataset {type(x).__name__}; give a DataLoader of it: DataLoader(x, batch_size=128)"
+            )
+        self._x = self._as_tensors(x)
         self._batch_size = batch_size
         self._num_items = tree.leading_size(self._x)
         if batch_size is not None and self._num_items is None:
@@ -40,11 +51,40 @@ class Inputs:
             )
 
     def __iter__(self) -> Iterator[Any]:
+        if self._loader is not None:
+            for batch in read(self._loader):
+                yield tree.to_device(self._as_tensors(inputs_of(batch)), self._device)
+            return
         if self._batch_size is None or not self._num_items:
             yield tree.to_device(self._x, self._device)
             return
         for start in range(0, self._num_items, self._batch_size):
             yield tree.to_device(tree.take(self._x, slice(start, start + self._batch_size)), self._device)
+
+    def _as_tensors(self, x: Any) -> Any:
+        # No derivative could be taken through an inference tensor.
+        return tree.map_tensors(lambda t: t.clone() if t.is_inference() else t, inputs_as_tensors(x, self._dtype))
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a loader's batch: of a pair (x, y), of the (x,) of a TensorDataset, or the batch itself.
+
+    >>> inputs_of(["x", "y"]), inputs_of(("x",)), inputs_of("x")
+    ('x', 'x', 'x')
+    """
+    return batch[0] if isinstance(batch, tuple | list) and len(batch) in (1, 2) else batch
+
+
+def _check_loader(loader: Any, batch_size: int | None) -> None:
+    if batch_size is not None:
+        raise ConfigError(
+            f"predict(batch_size={batch_size}) does not go with a DataLoader, which makes its own batches"
+        )
+    if isinstance(loader.sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+        raise ConfigError(
+            f"the DataLoader's {type(loader.sampler).__name__} mixes the items, and nothing would tell which "
+            "prediction is whose; predict by one with shuffle=False"
+        )
 
 
 def _holds_numbers_alone(x: Any) -> bool:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import torch
+
 from varlap.posterior import BNN
 from varlap.predict.inputs import Inputs, join
+from varlap.streams import Streams
 
 
 def mean_outputs(bnn: BNN, inputs: Inputs) -> Any:
@@ -15,3 +18,15 @@ def mean_outputs(bnn: BNN, inputs: Inputs) -> Any:
     torch.Size([3, 1])
     """
     return join([bnn.outputs(x) for x in inputs])
+
+
+@torch.no_grad()
+def probed_outputs(bnn: BNN, x: Any) -> Any:
+    """Return f(x, μ) in evaluation mode, to look at: mode, buffers and global generators stay as they were.
+
+    >>> bnn = BNN(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout()), likelihood="gaussian")
+    >>> probed_outputs(bnn, torch.zeros(3, 2)).shape, bnn.training
+    (torch.Size([3, 1]), True)
+    """
+    with Streams(0, 0).around_network(bnn.device), bnn.evaluating(), bnn.spare_buffers():
+        return bnn.outputs(x)

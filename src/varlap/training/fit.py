@@ -15,6 +15,7 @@ from varlap.curvature.protocol import check_targets
 from varlap.errors import BatchError, ConfigError
 from varlap.objectives import Objective
 from varlap.posterior import BNN
+from varlap.predict.mean import probed_outputs
 from varlap.training.distributed import World, join_world
 from varlap.training.loop import History, Loop
 from varlap.training.optimizer import make_optimizer
@@ -31,7 +32,7 @@ def fit(
     bnn: BNN,
     objective: Objective,
     train: Any,
-    *,
+    *_unpaired: Any,
     weights: Any = None,
     validation: Any = None,
     augment: Augmentation | None = None,
@@ -52,14 +53,15 @@ def fit(
         bnn: the network with its posterior; it is trained in place, and left in training mode.
         objective: VL, VI, MAP or VLHessian.
         train: a tuple (x, y) of tensors or arrays, which are moved to the device once; a map-style Dataset; or a
-            DataLoader (one that shuffles by itself cannot be carried on exactly). Floating-point arrays of numpy take
-            the type of the weights.
+            DataLoader. What a loader draws from torch's global generator, such as the order of `shuffle=True`, follows
+            from `seed` and the epoch, and is repeated by a run that is carried on; one with a `generator` of its own
+            cannot be. Floating-point arrays of numpy take the type of the weights.
         weights: one for each item of a tuple (x, y), which multiplies its log-likelihood; their square root enters the
             sampled gradient. N stays the objective's `num_data`.
         validation: data to score after each epoch, or after every `validate_every`-th, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
-            `varlap.data.crop_and_flip`. Random transforms belong here: inside a Dataset they draw from torch's global
-            generator, and a run that is carried on does not repeat them.
+            `varlap.data.crop_and_flip`. Random transforms belong here: a run that is carried on from within an epoch
+            does not repeat those inside a Dataset.
         out: the folder of the run: its spec, metrics and checkpoints.
         resume: "auto" carries on the run that `out` holds; "never" refuses to.
         label: what else tells this run from others, such as the name of its data: plain numbers and words that go
@@ -77,6 +79,8 @@ def fit(
     >>> len(history.epochs), history.epochs[-1]["epoch"]
     (2, 1)
     """
+    if _unpaired:
+        raise ConfigError("fit takes inputs and targets as one argument, a pair: fit(bnn, objective, (x, y), ...)")
     if not isinstance(bnn, BNN) or not isinstance(objective, Objective):
         given = ", ".join(type(argument).__name__ for argument in (bnn, objective))
         raise ConfigError(
@@ -213,8 +217,7 @@ def _check_data(
         first = source.first()
         if augment is not None:
             first = augment(first, torch.Generator(bnn.device).manual_seed(0))
-        with torch.no_grad(), bnn.evaluating():
-            check_targets(bnn, bnn.outputs(first), source.targets, source.num_items)
+        check_targets(bnn, probed_outputs(bnn, first), source.targets, source.num_items)
 
 
 def _prefer_channels_last(bnn: BNN) -> None:

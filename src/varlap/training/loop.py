@@ -20,6 +20,7 @@ from varlap.objectives import Objective
 from varlap.objectives.terms import combine
 from varlap.posterior import BNN
 from varlap.posterior.batch import is_divisible
+from varlap.predict.mean import probed_outputs
 from varlap.streams import Streams
 from varlap.training.distributed import World
 from varlap.training.model_file import describe
@@ -252,13 +253,11 @@ class Loop:
     def _check_targets(self, x: Any, y: Any, num_items: int) -> None:
         """Check a batch's targets where they are, before a compiled step that cannot look at them."""
         if self._outputs is None:
-            with torch.no_grad(), self.bnn.evaluating():
-                first = tree.take(x, slice(0, 1)) if is_divisible(x, num_items) else x
-                first = tree.to_device(first, self.bnn.device)
-                if self.augment is not None:
-                    first = self.augment(first, torch.Generator(self.bnn.device).manual_seed(0))
-                outputs = self.bnn.outputs(first)
-            self._outputs = tree.map_tensors(Tensor.cpu, outputs)
+            first = tree.take(x, slice(0, 1)) if is_divisible(x, num_items) else x
+            first = tree.to_device(first, self.bnn.device)
+            if self.augment is not None:
+                first = self.augment(first, torch.Generator(self.bnn.device).manual_seed(0))
+            self._outputs = tree.map_tensors(Tensor.cpu, probed_outputs(self.bnn, first))
         check_targets(self.bnn, self._outputs, tree.map_tensors(Tensor.cpu, y), num_items)
 
     def _judge(self, nll: float) -> None:

@@ -11,7 +11,14 @@ from varlap.errors import ConfigError, did_you_mean
 from varlap.seeds import checked_count, checked_seed
 from varlap.training.step import Precision
 
-ELSEWHERE = {"device": "training is where the network is: move it by bnn.to(device), and fit takes the data there"}
+ELSEWHERE = {  # words of other libraries
+    "device": "training is where the network is: move it by bnn.to(device), and fit takes the data there",
+    "learning_rate": "did you mean 'lr'?",
+    "random_state": "did you mean 'seed'?",
+    "early_stopping": "did you mean 'patience'?",
+    "weight_decay": "the prior does what weight decay does: varlap.BNN(network, prior=...), and the objective's beta",
+    "shuffle": "arrays and Datasets are shuffled in every epoch",
+}
 ADAM_LR, SGD_LR, SGD_MOMENTUM = 1e-3, 0.03, 0.9
 
 
@@ -105,6 +112,12 @@ class FitSettings:
                 raise ConfigError(f"fit({name}={getattr(self, name)!r}): choose {listed}")
         unfit = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # they want a closure, sparse gradients or matrices alone
         kinds = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}.difference(unfit)
+        if not isinstance(self.optimizer, str):
+            raise ConfigError(
+                f"fit(optimizer={type(self.optimizer).__name__}) must be the name of an optimizer of torch.optim, such "
+                "as 'Adam' or 'SGD', which fit makes by itself with lr and log_sigma_lr_multiplier; one that is made "
+                "already, as by varlap.adam, belongs to a loop of your own"
+            )
         if self.optimizer not in kinds:
             raise ConfigError(
                 f"fit(optimizer={self.optimizer!r}) is no optimizer of torch.optim that takes a step at a time; "

@@ -23,7 +23,7 @@ from varlap.data import as_batches, as_tensors, collate_fn, count_items
 from varlap.data.batches import is_arrays
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior.batch import require_divisible
-from varlap.streams import Streams
+from varlap.streams import Streams, derive_seed
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def as_source(
     if isinstance(train, Dataset):
         count_items(train)  # refuses what has no length
         return _Items(train, batch_size, seed, num_workers, share, dtype)
-    return _Loader(train, share, resumable, dtype)
+    return _Loader(train, seed, share, resumable, dtype)
 
 
 def _checked_weights(weights: Tensor | None, y: Any) -> Tensor | None:
@@ -182,29 +182,24 @@ class _Items:
             yield *pair, None
 
     def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
-        generator = Streams(self._seed, epoch).generator("workers", "cpu")
         loader = DataLoader(
-            self._dataset,
-            batch_sampler=batches,
-            num_workers=self._num_workers,
-            collate_fn=collate_fn(self._dtype),
-            generator=generator,
+            self._dataset, batch_sampler=batches, num_workers=self._num_workers, collate_fn=collate_fn(self._dtype)
         )
-        return iter(as_batches(loader, self.batch_size))
+        return iter(as_batches(loader, self.batch_size, seed=_seed_of_epoch(self._seed, epoch)))
 
 
 class _Loader:
-    """A loader, or any other list of batches, as it is."""
+    """A loader, or any other list of batches; what it draws in an epoch follows from the seed."""
 
-    def __init__(self, loader: Any, share: slice, resumable: bool, dtype: torch.dtype | None) -> None:
-        self._batches = as_batches(loader, 1, dtype)
+    def __init__(self, loader: Any, seed: int, share: slice, resumable: bool, dtype: torch.dtype | None) -> None:
+        batches: Any = as_batches(loader, 1, dtype)
         self.num_items = count_items(loader)
         self.batch_size: int | None = getattr(loader, "batch_size", None)
         try:
-            self.steps_per_epoch = len(self._batches)  # type: ignore[arg-type]
+            self.steps_per_epoch = len(batches)
         except TypeError:
-            self.steps_per_epoch = sum(1 for _ in self._batches)
-        self._share = share
+            self.steps_per_epoch = sum(1 for _ in batches)
+        self._loader, self._seed, self._share, self._dtype = loader, seed, share, dtype
         self._samplers = _samplers(loader)
         sampler = self._samplers[-1] if self._samplers else None
         choosing = [type(one).__name__ for one in self._samplers if type(one) not in IN_ORDER]
@@ -214,10 +209,10 @@ class _Loader:
                 "among the ranks by itself: some items would never be trained on; give fit the Dataset instead"
             )
         if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
-            if resumable:
+            if resumable and sampler.generator is not None:
                 log.warning(
-                    "the DataLoader shuffles by itself, so a run that was stopped cannot be carried on exactly: give "
-                    "fit its Dataset instead, which fit shuffles by its own seed"
+                    "the DataLoader shuffles by a generator of its own, so a run that was stopped cannot be carried on "
+                    "exactly: leave generator=... out, and fit's seed decides the order"
                 )
         elif isinstance(sampler, SequentialSampler) and self.steps_per_epoch > 1:
             log.warning(
@@ -232,7 +227,8 @@ class _Loader:
         for sampler in self._samplers:
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
-        for index, (x, y) in enumerate(self._batches):
+        batches = as_batches(self._loader, 1, self._dtype, seed=_seed_of_epoch(self._seed, epoch))
+        for index, (x, y) in enumerate(batches):
             if index < first:
                 continue
             if self._share != slice(None):
@@ -240,6 +236,10 @@ class _Loader:
                 require_divisible(x, num_items, purpose="training on several ranks", instead="train in one process")
                 x, y = tree.take(x, self._share), tree.take(y, self._share)
             yield x, y, None
+
+
+def _seed_of_epoch(seed: int, epoch: int) -> int:
+    return derive_seed(seed, "loader", epoch)
 
 
 def _samplers(loader: Any) -> list[Any]:

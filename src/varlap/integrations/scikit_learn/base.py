@@ -155,6 +155,20 @@ class VLEstimator(BaseEstimator, ABC):
                 raise ConfigError(
                     f"{type(self).__name__}({name}={value!r}) must be positive; None chooses by the size of the table"
                 )
+        if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
+            raise ConfigError(
+                f"{type(self).__name__}(network=...) must be a function that makes a network, so that each fit has a "
+                f"new one, but it is a {type(self.network).__name__}; give for example "
+                "network=lambda num_inputs, num_outputs: torch.nn.Linear(num_inputs, num_outputs)"
+            )
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            reason = str(error).split("\n")[0]
+            raise ConfigError(
+                f"{type(self).__name__}(device={self.device!r}): torch {torch.__version__} has no such device here "
+                f"({reason}); leave device out for the CPU"
+            ) from error
 
     def _forget(self) -> None:
         """Drop what an earlier fit has learnt of the targets."""

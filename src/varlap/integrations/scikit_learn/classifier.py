@@ -81,6 +81,11 @@ class VLClassifier(ClassifierMixin, VLEstimator):
         assert probs is not None
         return probs.double().cpu().numpy()
 
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return the logarithm of `predict_proba`, −inf where a probability is 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row."""
         probs = self.predict_proba(X)
