@@ -108,10 +108,6 @@ NETWORKS = {
     ),
     "embedding-bag": (lambda: nn.Sequential(nn.EmbeddingBag(7, 4), nn.Tanh(), nn.Linear(4, K)), tokens),
     "bilinear": (Pairs, lambda: (numbers(S, 2), numbers(S, 3))),
-    "weight-norm": (
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.GELU(), nn.Linear(5, K)),
-        lambda: numbers(S, 4),
-    ),
 }
 
 # torch has no derivative of _embedding_bag_backward, and varlap no other way yet: nn.Embedding and a mean are one.

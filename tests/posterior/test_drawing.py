@@ -11,6 +11,7 @@ from torch import nn
 import varlap
 from varlap.errors import ConfigError
 from varlap.posterior.kl import kl_with_gradients
+from varlap.predict.collapse import relative_noise
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -37,6 +38,55 @@ def test_means_are_restored_even_if_the_body_raises(error):
     with pytest.raises(error, match="in the body"):
         fail()
     assert_same(before, bnn)
+
+
+class Tokens(nn.Module):
+    """Scores of the classes from the mean embedding of a sequence; the output layer may share the embedding."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4, padding_idx=2), nn.Linear(4, 5, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+        with torch.no_grad():
+            self.embed.weight[2] = 0.3
+
+    def forward(self, x):
+        return self.head(self.embed(x).mean(1))
+
+
+@pytest.mark.parametrize("variances", ["per-weight", "one"])
+def test_a_draw_leaves_the_padding_of_an_embedding_as_it_is(variances):
+    bnn = varlap.BNN(Tokens(), variances=variances)
+    before = bnn.network.embed.weight.detach().clone()
+    with bnn.sample(generator()):
+        changed = (bnn.network.embed.weight != before).any(1)
+    assert changed.tolist() == [True, True, False, True, True]
+
+
+def test_the_padding_of_an_embedding_draws_no_noise_and_takes_none_from_others():
+    bnn, plain = varlap.BNN(Tokens()), varlap.BNN(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)))
+    found, expected = bnn.draw_noise(generator()), plain.draw_noise(generator())
+    expected["0.weight"][2] = 0
+    assert all(torch.equal(one, other) for one, other in zip(found.values(), expected.values(), strict=True))
+
+
+def test_a_row_that_another_layer_learns_from_is_drawn():
+    bnn = varlap.BNN(Tokens(tied=True))
+    assert bnn.draw_noise(generator())["embed.weight"].ne(0).all()
+
+
+@pytest.mark.parametrize("how", ["sampled", "linearised"])
+def test_predictions_for_padding_alone_take_no_noise_from_it(how):
+    torch.manual_seed(0)
+    bnn = varlap.BNN(Tokens(), select="embed.*")
+    with torch.no_grad():
+        bnn.log_sigma["embed.weight"].fill_(0.0)
+        bnn.log_sigma["embed.weight"][2] = 5.0
+    padding, tokens = torch.full((1, 6), 2), torch.tensor([[0, 1, 3, 2, 2, 2]])
+    assert bnn.predict(padding, how).mutual_information.item() == pytest.approx(0, abs=1e-6)
+    assert bnn.predict(tokens, how).mutual_information.item() > 1e-3
+    assert 0 < relative_noise(bnn) < 2  # σ of padding counts as little
 
 
 def test_changes_made_to_a_draw_are_dropped_with_it():

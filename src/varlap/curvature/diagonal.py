@@ -56,7 +56,7 @@ def fisher_diagonal(
                 "the Fisher of single items does not exist for this network: batch norm without running statistics "
                 "makes each item's output depend on the others; use track_running_stats=True"
             )
-    with bnn.evaluating(), twice_differentiable(bnn.network):
+    with bnn.evaluating(), twice_differentiable(bnn.network, num_derivatives=1):
         for part in _passes(bnn, data, batch_size):
             generator = Streams(seed, num_items).generator("labels", bnn.device)
             for cotangent in _cotangents(bnn, part, labels, generator):

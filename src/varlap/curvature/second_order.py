@@ -35,7 +35,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
-_top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore
+top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore
 
 
 def fast_second_order() -> TorchFunctionMode:
@@ -71,7 +71,7 @@ def _is_torchs(types: Sequence[type]) -> bool:
         any(t is not Tensor for t in types)  # subclasses have rules of their own
         or forward_ad._current_level >= 0  # torch's rules for forward mode are good
         or torch.compiler.is_dynamo_compiling()  # Dynamo traces torch's rules only
-        or _top_saved_tensors_hooks(True) is not None  # a checkpoint, which repeats the call outside of the mode
+        or top_saved_tensors_hooks(True) is not None  # a checkpoint, which repeats the call outside of the mode
     )
 
 

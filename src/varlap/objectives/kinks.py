@@ -58,7 +58,10 @@ def _undifferentiable_gradients(context: Context) -> list[str]:
     # Batch norm needs two items, and more would need the memory of a whole step.
     x = tree.take(batch.x, slice(0, 2)) if is_divisible(batch.x, batch.size) else batch.x
     generator = context.streams.generator("outputs", bnn.device)
-    with contextlib.suppress(Exception), twice_differentiable(bnn.network):  # the evaluation itself says it better
+    with (
+        contextlib.suppress(Exception),
+        twice_differentiable(bnn.network, num_derivatives=1),
+    ):  # the evaluation itself says it better
         outputs = [tensor for tensor in tree.tensors(bnn.outputs(x)) if tensor.requires_grad]
         us = [normal_like(tensor.detach(), generator).requires_grad_() for tensor in outputs]
         means = bnn.means()

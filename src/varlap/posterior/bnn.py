@@ -19,7 +19,7 @@ from varlap.posterior.mean_field import optimal_log_sigmas, reparameterise
 from varlap.posterior.named import NamedTensors
 from varlap.posterior.optimizer_check import watch_optimizers
 from varlap.posterior.prior import FanInPrior, Prior, checked_scale
-from varlap.posterior.select import Select, select_weights
+from varlap.posterior.select import Select, padding_rows, select_weights
 from varlap.streams import as_generator, draw
 
 LOG_SIGMA_START = -3.0  # log σ starts at log s − 3 (paper, section 5.1)
@@ -78,6 +78,7 @@ class BNN(nn.Module):
         self.network = network
         self.likelihood = choose_likelihood(likelihood)
         weights = select_weights(network, select, self.likelihood)
+        self.padding_rows = padding_rows(network, weights)
         if isinstance(self.likelihood, nn.Module):  # one given by name takes the network's dtype too
             self.likelihood.to(weights[0].value if isinstance(likelihood, str) else weights[0].value.device)
         self.prior = prior
@@ -281,12 +282,22 @@ class BNN(nn.Module):
             yield self
 
     def draw_noise(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw ε for every Bayesian weight, all at once."""
+        """Draw ε for every Bayesian weight, all at once; 0 for the padding of an embedding, which is no weight.
+
+        The KL counts that row like any other, but nothing holds its σ, so that its share goes to 0.
+
+        >>> bnn = BNN(nn.Embedding(2, 3, padding_idx=0))
+        >>> bnn.draw_noise(torch.Generator().manual_seed(0))["weight"][0]
+        tensor([0., 0., 0.])
+        """
         means = self.means()
         dtype = functools.reduce(torch.promote_types, (mean.dtype for mean in means.values()))
         flat = draw("normal", (self.num_weights(),), dtype, generator).to(self.device)
         parts = flat.split([mean.numel() for mean in means.values()])
-        return {name: part.view(mean.shape) for (name, mean), part in zip(means.items(), parts, strict=True)}
+        noise = {name: part.view(mean.shape) for (name, mean), part in zip(means.items(), parts, strict=True)}
+        for name, row in self.padding_rows.items():
+            noise[name][row].zero_()
+        return noise
 
     @contextlib.contextmanager
     def perturbed(self, noise: Mapping[str, Tensor]) -> Iterator[None]:

@@ -54,6 +54,24 @@ def select_weights(network: nn.Module, select: Select | None, likelihood: Any = 
     return chosen
 
 
+def padding_rows(network: nn.Module, weights: Iterable[Weight]) -> dict[str, int]:
+    """Return by name the row that `nn.Embedding(padding_idx=...)` keeps as it is, of weights that have such a row.
+
+    A tensor that other modules use too learns through them.
+
+    >>> network = nn.Sequential(nn.Embedding(5, 2, padding_idx=0), nn.Linear(2, 3))
+    >>> padding_rows(network, weights_of(network))
+    {'0.weight': 0}
+    """
+    rows: dict[int, set[int | None]] = {}
+    for module in network.modules():
+        row = module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+        for parameter in module._parameters.values():
+            rows.setdefault(id(parameter), set()).add(row)
+    found = {weight.name: rows[id(weight.value)] for weight in weights}
+    return {name: row for name, (row, *others) in found.items() if row is not None and not others}
+
+
 def _matching(weights: list[Weight], patterns: list[str]) -> list[Weight]:
     names = [weight.name for weight in weights]
     for pattern in patterns:

@@ -34,7 +34,12 @@ def relative_noise(bnn: BNN) -> float:
     1.0
     """
     matrices = {name: mean for name, mean in bnn.means().items() if mean.ndim > 1}
-    noise = sum(float((2 * bnn.log_sigma[name]).exp().expand(mean.shape).sum()) for name, mean in matrices.items())
+    noise = 0.0
+    for name, mean in matrices.items():
+        variance = (2 * bnn.log_sigma[name]).exp().expand(mean.shape)
+        noise += float(variance.sum()) - float(
+            variance[bnn.padding_rows.get(name, [])].sum()
+        )  # no draw adds to padding
     signal = sum(float(mean.square().sum()) for mean in matrices.values())
     return noise / max(signal, torch.finfo(torch.float32).tiny)
 

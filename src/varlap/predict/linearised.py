@@ -131,7 +131,7 @@ def _check_product(u: Tensor, product: Tensor, pulled: dict[str, Tensor], vector
 @contextlib.contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
     """Choose kernels that can be differentiated; what is differentiated says so itself."""
-    with torch.no_grad(), twice_differentiable(network):
+    with torch.no_grad(), twice_differentiable(network, num_derivatives=1):
         yield
 
 
