@@ -1,11 +1,9 @@
 """What the page of `varlap reproduce` calls data sets, networks, recipes and settings."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from varlap.experiments import RunSpec
-from varlap.experiments.grid import recipe_settings
 
 _NAMES = {
     **{"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST"},
@@ -15,7 +13,6 @@ _SAID: dict[str, Callable[[Any], str]] = {
     "model": lambda value: name(value),
     "lr": lambda value: f"learning rate {value:g}",
     "schedule": lambda value: "cosine" if value == "cosine" else "rate ÷ 10 twice",
-    "optimizer": str,
     "clip_norm": lambda value: f"gradients clipped at {value:g}" if value else "gradients not clipped",
     "batch_size": lambda value: f"batches of {value}",
     "curvature": lambda value: "exact curvature" if value == "exact" else "library's curvature",
@@ -25,7 +22,7 @@ _SAID: dict[str, Callable[[Any], str]] = {
     "augment": lambda value: "augmentation" if value else "no augmentation",
     "validation": lambda value: f"{value:.0%} of the training images held out" if value else "no held-out images",
     "num_train": lambda value: f"{value:,} training images" if value else "all training images",
-    "precision": str,
+    **dict.fromkeys(("optimizer", "precision"), str),
 }
 
 
@@ -66,17 +63,3 @@ def epochs(number: int) -> str:
     ('1 epoch', '50 epochs')
     """
     return f"{number} epoch{'s' * (number > 1)}"
-
-
-def unusual(spec: RunSpec, others: list[RunSpec]) -> dict[str, Any]:
-    """Return what is not as in the recipe, or where that says nothing, what tells a run from others.
-
-    >>> unusual(RunSpec("digits", "vl", 0.1, lr=3e-3), [])
-    {'lr': 0.003}
-    """
-    usual = recipe_settings(spec.recipe)
-    return {
-        key: value
-        for key, value in dataclasses.asdict(spec).items()
-        if (value != usual[key] if key in usual else len({getattr(other, key) for other in others}) > 1)
-    }

@@ -116,9 +116,7 @@ def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = No
 
 
 def read_sweeps(store: Store | Path | str, asked: Collection[RunSpec] = ()) -> list[Sweep]:
-    """Read all results of a store, and group them: the main one first, those that were asked for before others.
-
-    The main one has rows to compare, final ones where there are some, and the longest training.
+    """Read all results of a store, and group them: first one that was asked for, else the final or the longest one.
 
     >>> read_sweeps("no-such-folder")
     Traceback (most recent call last):
@@ -130,14 +128,12 @@ def read_sweeps(store: Store | Path | str, asked: Collection[RunSpec] = ()) -> l
         raise DataError(f"there are no results in {store.folder}; `varlap reproduce table-1 --out FOLDER` makes some")
     trainings = {dataclasses.replace(spec, linearised=True) for spec in asked}
 
-    def is_asked(part: Sweep) -> bool:
-        return any(dataclasses.replace(run.spec, linearised=True) in trainings for run in _runs(part))
-
     def rank(part: Sweep) -> tuple[bool, bool, bool, int]:
-        return is_asked(part), bool(part.choices()), part.final is not None, part.spec.epochs
+        is_asked = any(dataclasses.replace(run.spec, linearised=True) in trainings for run in _runs(part))
+        return is_asked, bool(part.choices()), part.final is not None, part.spec.epochs
 
     main = max(found, key=rank)
-    return sorted(found, key=lambda part: (part is not main, not is_asked(part)))
+    return [main, *(part for part in found if part is not main)]
 
 
 def _title(parts: Sequence[Sweep]) -> str:
@@ -155,9 +151,10 @@ def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
                 "data": part.spec.data,
                 "title": part.title,
                 "settings": shared(part),
-                "result": what_is_best(part) or None if TABLE_1 in tables(part) else None,
+                "result": remark(part) or None,
                 "beta": how_beta_was_chosen(part) if TABLE_1 in tables(part) else None,
                 "tables": {name: table.to_json() for name, (table, _) in tables(part).items()},
+                "notes": {name: words for name, (_, words) in tables(part).items()},
                 "runs": [
                     {
                         "spec": dataclasses.asdict(run.spec),
@@ -254,11 +251,11 @@ def _group(heading: str, words: str, drawn: Sequence[Drawn]) -> Group:
 def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
     """Return a part with its result first, then the picture of it, then the tables and the other figures."""
     origins = [run.origin for run in _runs(part)]
-    at_first, later = _apart(groups)
-    body = [f"<p>{escape(remark(part))}</p>\n", *(pictures(group) for group, _ in at_first)]
+    body = [f"<p>{escape(words)}</p>\n"] if (words := remark(part)) else []
+    body += [pictures(group) for group, _ in groups if group.wide]
     for heading, (table, words) in tables(part).items():
         body.append(f"<h3>{heading}</h3>\n{scrolled(table.to_html(f'{heading}, {part.title}'), heading)}{note(words)}")
-    body += [pictures(group) for group, _ in later]
+    body += [pictures(group) for group, _ in groups if not group.wide]
     runs = table_of_runs(part)
     body.append(f"<h3>Runs</h3>\n{_facts(part)}<details>\n<summary>Every run, by its mean network</summary>\n")
     body.append(f"{scrolled(runs.to_html(f'Runs of {part.title}'), 'Runs')}</details>\n")
@@ -266,11 +263,6 @@ def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
     body.append("<details>\n<summary>Settings, versions and hardware</summary>\n")
     body.append(listed("Settings that all runs share", shared(part)) + listed("Versions and hardware", versions))
     return "".join(body) + "</details>\n"
-
-
-def _apart(groups: Sequence[tuple[Group, list[Drawn]]]) -> tuple[list[Any], list[Any]]:
-    """Return the picture that stands before the tables, and those after them."""
-    return [one for one in groups if one[0].wide], [one for one in groups if not one[0].wide]
 
 
 def _facts(part: Sweep) -> str:
@@ -292,12 +284,11 @@ def _different(origins: Sequence[Any], name: str) -> str:
 
 
 def _markdown(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
-    lines = [f"## {markdown_text(part.title)}", "", markdown_text(remark(part)), ""]
-    at_first, later = _apart(groups)
-    lines += _markdown_pictures(at_first)
+    lines = [f"## {markdown_text(part.title)}", "", *([markdown_text(words), ""] if (words := remark(part)) else [])]
+    lines += _markdown_pictures([one for one in groups if one[0].wide])
     for heading, (table, words) in tables(part).items():
         lines += [f"### {heading}", "", table.to_markdown(), "", markdown_text(words), ""]
-    return "\n".join(lines + _markdown_pictures(later))
+    return "\n".join(lines + _markdown_pictures([one for one in groups if not one[0].wide]))
 
 
 def _markdown_pictures(groups: Sequence[tuple[Group, list[Drawn]]]) -> list[str]:

@@ -9,7 +9,7 @@ from varlap.experiments import Result, RunSpec
 from varlap.experiments.choice import Choice, choose, shared_seeds
 from varlap.experiments.comparison import folder_name
 from varlap.experiments.final_line import FinalLine
-from varlap.experiments.grid import paper_numbers
+from varlap.experiments.grid import paper_numbers, recipe_settings
 from varlap.experiments.ways import NAMES, Key
 from varlap.report import names
 
@@ -213,7 +213,12 @@ def _named(spec: RunSpec, specs: Sequence[RunSpec]) -> tuple[str, str]:
     same = [
         other for other in specs if (other.data, other.recipe, other.epochs) == (spec.data, spec.recipe, spec.epochs)
     ]
-    told = names.unusual(spec, same)
+    usual = recipe_settings(spec.recipe)
+    told = {
+        key: value
+        for key, value in dataclasses.asdict(spec).items()
+        if (value != usual[key] if key in usual else len({getattr(other, key) for other in same}) > 1)
+    }
     files = [spec.data, f"{spec.recipe} recipe", names.epochs(spec.epochs), *(f"{k} {v}" for k, v in told.items())]
     if spec.recipe == "ours":
         told.pop("lr", None)  # its name says it
