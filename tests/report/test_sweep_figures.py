@@ -88,6 +88,14 @@ def test_papers_values_that_are_the_same_can_all_be_seen(drawn: dict[str, Axes])
     assert min(found) > 0.7 * max(found)
 
 
+def test_two_points_are_no_curve_and_three_are(drawn: dict[str, Axes]):
+    for betas in ((0.01, 0.1), (0.01, 0.03, 0.1)):
+        (sweep,) = sweeps([made_result("vl", beta) for beta in betas])
+        figure_1(sweep, "x")
+        (line,) = [line for line in drawn["x-figure-1-ece"].lines if line.get_label() == "VL"]
+        assert (line.get_marker(), line.get_linestyle()) == ("o", "-" if len(betas) > 2 else "None")
+
+
 def test_figure_1_compares_beta_by_the_seeds_that_all_of_them_have(drawn: dict[str, Axes]):
     lucky = made_result("vl", 0.1, seed=1)
     lucky = dataclasses.replace(lucky, test={way: {**scores, "nll": 0.0} for way, scores in lucky.test.items()})

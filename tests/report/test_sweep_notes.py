@@ -7,7 +7,7 @@ import pytest
 from made_results import BEST, made_line, made_result, made_sweep
 from varlap.experiments.final_line import FinalRow
 from varlap.report.reproduction import tables
-from varlap.report.sweep_notes import how_beta_was_chosen, how_it_was_timed
+from varlap.report.sweep_notes import at_an_end, how_beta_was_chosen, how_it_was_timed
 from varlap.report.sweep_tables import table_1, table_2, table_of_all_ways
 from varlap.report.sweeps import sweeps
 
@@ -37,16 +37,18 @@ def test_what_each_seed_has_fitted_is_listed_and_not_averaged():
 def test_a_beta_at_the_end_of_what_was_tried_is_named():
     said = "At the end of its grid, so that a value beyond might be better: "
     (sweep,) = sweeps([made_result("vl", beta) for beta in (0.01, 0.1, 1.0)])
-    assert said not in how_beta_was_chosen(sweep)
+    assert said not in at_an_end(sweep)
     (sweep,) = sweeps([made_result("map", beta) for beta in (0.01, 0.1)])
-    assert f"{said}every row." in how_beta_was_chosen(sweep)
+    assert f"{said}every row." in at_an_end(sweep)
+    assert tables(sweep)["Every way of predicting"][1].startswith(f"{said}every row.")  # beside what it is about
+    assert said not in how_beta_was_chosen(sweep)
     inside = [made_result("vl", beta) for beta in (0.01, 0.1, 1.0)]
     (sweep,) = sweeps([*inside, *(made_result("map", beta) for beta in (0.01, 0.1))])
     told = "MAP at β 0.01; MAP with a temperature at β 0.01; MAP, linearised Laplace at β 0.01."
-    assert f"{said}{told}" in how_beta_was_chosen(sweep)
+    assert f"{said}{told}" in at_an_end(sweep)
     # Of the sweep that chose, whatever the final runs are.
     (sweep,) = sweeps([made_result("vl", 0.01, seed=seed) for seed in (0, 1)], [made_line({("vl", "mean"): 0.01})])
-    assert f"{said}VL at β 0.01." in how_beta_was_chosen(sweep)
+    assert f"{said}VL at β 0.01." in at_an_end(sweep)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +62,7 @@ def test_a_beta_at_the_end_of_what_was_tried_is_named():
 )
 def test_variances_at_the_end_of_what_was_tried_are_named(beta: float, ends: dict[str, float], named: bool):
     (sweep,) = sweeps([_with_variances(beta, 0, **ends)])
-    assert (
-        f"better: VL, linearised at β {beta:.5f}".rstrip("0") + " of its variances." in how_beta_was_chosen(sweep)
-    ) == named
+    assert (f"better: VL, linearised at β {beta:.5f}".rstrip("0") + " of its variances." in at_an_end(sweep)) == named
     table = table_of_all_ways(sweep)
     assert table is not None
     assert not {"laplace_beta_least", "laplace_beta_most"} & set(_cells(table, "VL, linearised"))
@@ -110,7 +110,7 @@ def test_the_papers_times_stand_beside_those_of_its_curvature_alone():
     )
     assert [column.key for column in table_2(ours).columns] == ["seconds", "ratio"]
     assert how_it_was_timed(ours).endswith(
-        "VL's curvature: the library's default. The paper's times, of curvature exact, do not stand beside."
+        "VL's curvature: the library's default. The paper's times are left out, being of other steps: exact curvature."
     )
     assert "compare the ratios" not in how_it_was_timed(ours)
     (other,) = sweeps(made_sweep((0.1,), model="mlp"))
@@ -122,17 +122,17 @@ def test_the_papers_times_stand_beside_those_of_its_curvature_alone():
 @pytest.mark.parametrize(
     ("settings", "theirs"),
     [
-        ({"batch_size": 512}, "batch_size 128"),
-        ({"optimizer": "SGD", "momentum": 0.9}, "optimizer Adam"),
-        ({"clip_norm": 1.0}, "clip_norm None"),
-        ({"gradient": "quiet"}, "gradient held"),
-        ({"variances": "closed-form"}, "variances learnt"),
+        ({"batch_size": 512}, "batches of 128"),
+        ({"optimizer": "SGD", "momentum": 0.9}, "Adam"),
+        ({"clip_norm": 1.0}, "gradients not clipped"),
+        ({"gradient": "quiet"}, "curvature's gradient held"),
+        ({"variances": "closed-form"}, "learnt variances"),
     ],
 )
 def test_the_papers_times_stand_beside_those_of_its_own_steps_alone(settings: dict[str, object], theirs: str):
     (sweep,) = sweeps(made_sweep((0.1,), **settings))
     assert [column.key for column in table_2(sweep).columns] == ["seconds", "ratio"]
-    assert how_it_was_timed(sweep).endswith(f"exact. The paper's times, of {theirs}, do not stand beside.")
+    assert how_it_was_timed(sweep).endswith(f"exact. The paper's times are left out, being of other steps: {theirs}.")
 
 
 def test_the_papers_times_stand_beside_whatever_leaves_a_step_as_it_is():

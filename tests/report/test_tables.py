@@ -34,7 +34,7 @@ def test_several_seeds_show_their_mean_and_its_standard_error():
     # deviations ±0.15, ±0.05: variance 0.05/3, over 4 runs
     assert cell.standard_error == pytest.approx(math.sqrt(0.05 / 3 / 4))
     assert (cell.num_runs, row.num_runs) == (4, 4)
-    assert (cell.shown, cell.shown_range) == ("0.4500", "± 0.0645")
+    assert (cell.shown, cell.shown_range) == ("0.450", "± 0.065")
     assert row.cells["seconds"].standard_error == 0
 
 
@@ -42,8 +42,8 @@ def test_one_run_shows_its_interval_and_the_ends_are_no_columns():
     table = _table(_one("VL", {"nll": 0.3, "nll_low": 0.2, "nll_high": 0.45, "accuracy": 0.975}))
     assert [column.key for column in table.columns] == ["nll", "accuracy"]
     cells = table.rows[0].cells
-    assert (cells["nll"].low, cells["nll"].high, cells["nll"].shown_range) == (0.2, 0.45, "[0.2000, 0.4500]")
-    assert (cells["accuracy"].shown, cells["accuracy"].shown_range) == ("97.50", "")
+    assert (cells["nll"].low, cells["nll"].high, cells["nll"].shown_range) == (0.2, 0.45, "[0.200, 0.450]")
+    assert (cells["accuracy"].shown, cells["accuracy"].shown_range) == ("97.5", "")
 
 
 def test_a_score_of_an_unlucky_name_is_a_column():
@@ -72,6 +72,13 @@ def test_the_best_of_each_column_is_marked_in_its_direction():
     }
 
 
+def test_a_fourth_decimal_makes_none_the_best():
+    table = _table(_one("VL", {"nll": 0.1743}), _one("VL, again", {"nll": 0.1744}), _one("MAP", {"nll": 0.1746}))
+    assert [(row.cells["nll"].shown, row.cells["nll"].best) for row in table.rows] == [
+        *(("0.174", True), ("0.174", True), ("0.175", False)),
+    ]
+
+
 def test_nothing_is_best_alone():
     assert not _table(_one("VL", {"nll": 0.5})).rows[0].cells["nll"].best
 
@@ -79,11 +86,11 @@ def test_nothing_is_best_alone():
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ((0.5, 0.25), ["0.5000", "0.2500"]),
+        ((0.5, 0.25), ["0.500", "0.250"]),
         ((1234.4, 2.25), ["1234", "2"]),
         ((12.346, 2.0), ["12.35", "2.00"]),
         ((0.00012, 0.0001), ["0.0001200", "0.0001000"]),
-        ((0.0, 0.0), ["0.0000", "0.0000"]),
+        ((0.0, 0.0), ["0.000", "0.000"]),
     ],
 )
 def test_a_column_prints_four_digits_of_its_largest_value(values: tuple[float, ...], shown: list[str]):
@@ -108,6 +115,23 @@ def test_an_experiment_that_was_repeated_in_another_folder_is_a_row_of_its_own(t
         ("VL (b)", 3),
         ("VL (c/again/vl-0)", 1),
         ("VL (c/twice/vl-0)", 1),
+    ]
+
+
+def test_a_row_alone_says_that_it_averages_draws():
+    def names(*hows: str, name: str = "VL") -> list[str]:
+        draws = {"mean": None, "sampled": 10, "linearised": 30}
+        rows = [_one(name, {"nll": 0.5}, beta=0.1, how=how, num_samples=draws[how]) for how in hows]
+        return [row.name for row in _table(*rows).rows]
+
+    assert names("linearised") == ["VL (30 linearised)"]
+    assert names("mean") == ["VL"]
+    assert names("mean", "sampled") == ["VL (mean)", "VL (10 sampled)"]
+    assert names("linearised", name="VL, linearised") == ["VL, linearised"]
+    by_beta = [_one("VL", {"nll": b}, beta=b, how="linearised", num_samples=30) for b in (0.1, 1.0)]
+    assert [row.name for row in _table(*by_beta).rows] == [
+        "VL (30 linearised, beta 0.1)",
+        "VL (30 linearised, beta 1.0)",
     ]
 
 
@@ -147,8 +171,8 @@ def test_every_form_holds_the_same_numbers():
     table = _table(*evaluated)
     markdown = table.to_markdown()
     assert markdown.splitlines()[2:] == [
-        "| MAP | 0.5000 [0.4000, 0.6000] | **91.23** |",
-        r"| V\|L\* | **0.3000** | 80.00 |",
+        "| MAP | 0.500 [0.400, 0.600] | **91.2** |",
+        r"| V\|L\* | **0.300** | 80.0 |",
     ]
     assert json.loads(json.dumps(table.to_json()))["rows"][0]["scores"]["nll"] == {
         "value": 0.5,
@@ -157,17 +181,17 @@ def test_every_form_holds_the_same_numbers():
         "standard_error": None,
         "runs": 1,
         "best": False,
-        "shown": "0.5000",
-        "shown_range": "[0.4000, 0.6000]",
+        "shown": "0.500",
+        "shown_range": "[0.400, 0.600]",
     }
     html = table.to_html("scores")
-    assert "<td>0.5000 <small>[0.4000, 0.6000]</small></td>" in html
-    assert '<td class="best"><strong>91.23</strong></td>' in html
+    assert "<td>0.500 <small>[0.400, 0.600]</small></td>" in html
+    assert '<td class="best"><strong>91.2</strong></td>' in html
     for turned in (False, True):
         console = Console(width=200, record=True, file=io.StringIO())
         console.print(table.to_rich("[red]toy", turned=turned))
         text = console.export_text()
-        for word in ("[red]toy", "V|L*", "0.5000", "[0.4000, 0.6000]", "91.23", "NLL ↓", "accuracy (%) ↑"):
+        for word in ("[red]toy", "V|L*", "0.500", "[0.400, 0.600]", "91.2", "NLL ↓", "accuracy (%) ↑"):
             assert word in text
 
 

@@ -141,7 +141,7 @@ def reproduce(
                 again=again,
                 progress=progress,
             )
-        page = _report(store, quiet or as_json) if outcome.results else None
+        page = _report(store, outcome, quiet or as_json) if outcome.results else None
     _tell(experiment, specs, store, outcome, page, as_json)
     if outcome.failed or outcome.out_of_memory:
         raise typer.Exit(1)
@@ -207,9 +207,9 @@ def _check_folder(store: Store) -> None:
             folder.rmdir()
 
 
-def _report(store: Store, quiet: bool) -> Path | None:
+def _report(store: Store, outcome: Outcome, quiet: bool) -> Path | None:
     try:
-        return write_reproduction(store, store.folder / "report")
+        return write_reproduction(store, store.folder / "report", [result.spec for result in outcome.results])
     except MissingExtraError as error:
         if not quiet:
             typer.echo(f"varlap: no report was written: {error}", err=True)

@@ -55,8 +55,8 @@ def compare(sources: "Path | str | Evaluated | Iterable[Path | str | Evaluated]"
     >>> print(compare(evaluated)["toy"].to_markdown())
     | method | NLL ↓ |
     | --- | ---: |
-    | MAP | 0.4000 |
-    | VL | **0.3000** |
+    | MAP | 0.400 |
+    | VL | **0.300** |
     """
     from varlap.report.sections import sections
     from varlap.report.sources import collect

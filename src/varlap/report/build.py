@@ -9,6 +9,7 @@ import varlap
 from varlap.errors import ConfigError
 from varlap.files import finite, replace_file
 from varlap.report.html import page
+from varlap.report.names import name as called
 from varlap.report.sections import Section
 from varlap.report.tables import Table, comparison, markdown_text
 
@@ -70,7 +71,7 @@ def as_json(parts: Sequence[Section], title: str | None = None) -> dict[str, Any
 def _title(parts: Sequence[Section]) -> str:
     names = list(dict.fromkeys(method.name for section in parts for method in section.methods))
     methods = _joined(names) if len(names) <= _FEW else f"{len(names)} methods"
-    data = list(dict.fromkeys(section.title for section in parts))
+    data = list(dict.fromkeys(section.name for section in parts))
     return f"{methods} on {_joined(data) if len(data) <= _FEW else f'{len(data)} data sets'}"
 
 
@@ -80,9 +81,9 @@ def _lead(parts: Sequence[Section]) -> str:
     runs = sum(len(section.entries) for section in parts)
     models = list(dict.fromkeys(model for section in parts for model in section.named("model")))
     words = [f"{methods} method" if methods == 1 else f"{methods} methods compared"]
-    words.append(f"on {len(parts)} test sets" if len(parts) > 1 else f"on {parts[0].title}")
+    words.append(f"on {len(parts)} test sets" if len(parts) > 1 else f"on {parts[0].name}")
     if len(models) == 1:
-        words.append(f"with {models[0]}")
+        words.append(f"with {called(models[0])}")
     return f"{' '.join(words)}, from {runs} {'evaluation' if runs == 1 else 'evaluations'}."
 
 
@@ -90,7 +91,7 @@ def _markdown(title: str, lead: str, parts: Sequence[Section], tables: Sequence[
     lines = [f"# {markdown_text(title)}", "", markdown_text(lead)]
     for section, table in zip(parts, tables, strict=True):
         items = "" if section.num_items is None else f" ({section.num_items:,} test items)"
-        lines += ["", f"## {markdown_text(section.title)}{items}", "", table.to_markdown()]
+        lines += ["", f"## {markdown_text(section.name)}{items}", "", table.to_markdown()]
     lines += ["", "Bold: the best of a column. ±: standard error over runs. Brackets: bootstrap interval.", ""]
     return "\n".join([*lines, f"Pictures, specs and versions are in {PAGE}.", ""])
 

@@ -27,8 +27,17 @@ _SHORT_NAME, _LONGEST_NAME = 13, 40  # letters: two fit beside each other in a l
 _MOST_IMAGES = 12
 _RELIABILITY = (
     "How often a prediction is right, against how sure it is. Calibrated probabilities lie on the diagonal; below it, "
-    "a method is too sure of itself."
+    "a method is too sure of itself. The larger a point, the more items are in its bin: an accurate method has nearly "
+    "all at the top right. Points of fewer than ten items are faint."
 )
+_BROUGHT = {
+    "sigma_over_s": "Sigma over s: the width σ of each weight's posterior as a part of the prior's width s; at 1 the "
+    "data have said nothing about a weight.",
+    "travelling_variances": "Travelling variances: each weight's width as training left it, against the best one for "
+    "the means of the weights; on the diagonal it has arrived there, and “ELBO lost” is how much lower the others make "
+    "the ELBO, which training maximises, for each training item.",
+}
+"""what the pictures say that `varlap.experiments.draw_figures` draws"""
 _RISK = "The error rate if only the surest items are answered. The lower the curve, the better."
 _UNCERTAINTIES = {"entropy": "entropy of the prediction", "mutual_information": "mutual information"}
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
@@ -84,8 +93,8 @@ def of_section(section: Section) -> list[Group]:
         ),
         Group(
             "In and out of distribution",
-            "How unsure the predictions are about test items, and about inputs from elsewhere, which should lie to the "
-            "right.",
+            "How unsure the predictions are about test items, and about out-of-distribution inputs, which should lie "
+            "to the right.",
             tuple(
                 picture
                 for key, words in _UNCERTAINTIES.items()
@@ -106,7 +115,7 @@ def of_section(section: Section) -> list[Group]:
         ),
         Group(
             "Inside the runs",
-            "Pictures that the runs brought along.",
+            " ".join(["Pictures that the runs brought along.", *_words_of_brought(methods)]),
             tuple(picture for names, entry in _runs(methods) for picture in brought(entry, names)),
         ),
     ]
@@ -136,6 +145,12 @@ def brought(entry: Entry, name: str) -> list[Picture]:
         words = f"{name}: {path.stem.replace('_', ' ')}"
         found.append(Picture(content, _TYPES[path.suffix.lower()], words, words))
     return found
+
+
+def _words_of_brought(methods: Sequence[Method]) -> list[str]:
+    """Explain the pictures of runs, each kind once."""
+    there = {path.stem for _, entry in _runs(methods) for path in entry.pictures}
+    return [words for stem, words in _BROUGHT.items() if stem in there]
 
 
 def drawn_runs(section: Section) -> set[Path]:

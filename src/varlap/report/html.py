@@ -9,6 +9,7 @@ from typing import Any
 from varlap.files import finite
 from varlap.report import figures
 from varlap.report.figures import Group, Picture
+from varlap.report.names import name as called
 from varlap.report.sections import Section
 from varlap.report.sources import Entry, flat
 from varlap.report.tables import Column, Table
@@ -55,7 +56,7 @@ def page(title: str, lead: str, sections: Sequence[Section], tables: Sequence[Ta
     >>> "&lt;VL&gt;" in text, "<VL>" in text
     (True, False)
     """
-    parts = [(section.title, _section(section, table)) for section, table in zip(sections, tables, strict=True)]
+    parts = [(section.name, _section(section, table)) for section, table in zip(sections, tables, strict=True)]
     return document(title, lead, parts, version)
 
 
@@ -84,7 +85,7 @@ def _contents(headings: Sequence[str]) -> str:
     links = "".join(
         f'<li><a href="#data-{number}">{heading}</a></li>\n' for number, heading in enumerate(headings, start=1)
     )
-    return f'<nav aria-label="Data sets"><ul>\n{links}</ul></nav>\n'
+    return f'<nav aria-label="Parts"><ul>\n{links}</ul></nav>\n'
 
 
 def _section(section: Section, table: Table) -> str:
@@ -115,9 +116,9 @@ def _facts(section: Section) -> str:
     origins = [entry.evaluated.origin for entry in section.entries]
     items = "" if section.num_items is None else f" ({section.num_items:,} test items)"
     found = {
-        "Data": section.title + items,
-        "Out of distribution": ", ".join(section.named("ood")),
-        "Model": ", ".join(section.named("model", "network")),
+        "Data": section.name + items,
+        "Out of distribution": ", ".join(map(called, section.named("ood"))),
+        "Model": ", ".join(map(called, section.named("model", "network"))),
         "Methods": str(len(section.methods)),
         "Runs": str(len(section.entries)) if len(section.entries) > len(section.methods) else "",
         "Hardware": ", ".join(dict.fromkeys(str(one["hardware"]) for one in origins if one.get("hardware"))),

@@ -2,26 +2,28 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import varlap
 from varlap.errors import DataError
-from varlap.experiments import Result, Store
-from varlap.experiments.comparison import folder_name
+from varlap.experiments import Result, RunSpec, Store
 from varlap.experiments.final_line import recorded
 from varlap.files import finite
+from varlap.report import names
 from varlap.report.build import DATA, MARKDOWN, PAGE, write_files
 from varlap.report.figures import Group
 from varlap.report.html import document, facts, listed, note, pictures, scrolled
 from varlap.report.sweep_figures import Drawn, figure_1, figure_2, over_epochs
 from varlap.report.sweep_glance import at_a_glance
 from varlap.report.sweep_notes import (
-    has_papers_scores,
+    at_an_end,
     how_beta_was_chosen,
     how_it_was_timed,
     what_diverged,
+    what_is_best,
     what_is_missing,
     which_multiplier,
 )
@@ -41,15 +43,28 @@ TABLE_1 = "Table 1"
 TABLE_2 = "Table 2"
 TIMES = "Time per epoch"
 FIGURE_2_NUMBERS = "Figure 2 in numbers"
-_OF_ALL_TRAININGS = "Each Table 1 below in short, whose notes say more. Bold: the best of a training."
-NOTED = (TABLE_1, TABLE_2, TIMES, FIGURE_2_NUMBERS)
+ALL_WAYS = "Every way of predicting"
+_IN_SHORT, _OTHERS = "All trainings in short", "The other trainings"
+_OF_ALL_TRAININGS = (
+    "Test NLL, each row at the β that its own notes explain. Bold: the best of a training. The paper's VL, of 200 "
+    "epochs, stands beside trainings as long, of its network, on all images."
+)
+_OF_ALL_WAYS = (
+    "Temperature scaling: held-out images choose the temperature. Linearised: 10 draws of the network that is linear "
+    "in its weights, with a diagonal posterior, for MAP Laplace's; held-out images choose its variances. OOD AUROC: "
+    "in-distribution images against out-of-distribution images, by predictive entropy or by mutual information; where "
+    "the latter images differ between rows, no row is the best, and a row whose runs differ in them has no value."
+)
+NOTED = (ALL_WAYS, TABLE_1, TABLE_2, TIMES, FIGURE_2_NUMBERS)
 """the headings of the tables that cannot be understood without their notes"""
 _VERSIONS = ("varlap", "commit", "torch", "python", "hardware", "date")
 _NOT_SHARED = ("method", "beta", "seed", "log_sigma_lr_multiplier")
 
 
-def write_reproduction(store: Store | Path | str, out: Path | str) -> Path:
+def write_reproduction(store: Store | Path | str, out: Path | str, asked: Collection[RunSpec] = ()) -> Path:
     """Write `report.html`, `report.md`, `report.json` and the figures from all results of a store; nothing is trained.
+
+    The page opens with what was asked for, its result in a sentence; other trainings are folded away.
 
     Runs that differ in method, β, seed and the speed of log σ alone are a part of the page. Each part has what its runs
     allow: Table 1 where images were held out to choose β by, Figure 1 where a method has several β, Figure 2 where it
@@ -67,38 +82,41 @@ def write_reproduction(store: Store | Path | str, out: Path | str) -> Path:
     >>> "paper&#x27;s NLL" in page, "<td>0.23</td>" in page
     (True, True)
     """
-    return write_sweeps(read_sweeps(store), out)
+    return write_sweeps(read_sweeps(store, asked), out)
 
 
 def write_sweeps(parts: Sequence[Sweep], out: Path | str, title: str | None = None) -> Path:
-    """Write what was read and grouped already; return the path of the page."""
+    """Write what was read and grouped already, the first of it open; return the path of the page."""
     title = title or _title(parts)
     number = sum(len(_runs(part)) for part in parts)
-    beside = ", beside the numbers of arXiv 2103.00222" if any(map(has_papers_scores, parts)) else ""
+    beside = ", beside the numbers of arXiv 2103.00222" if any(part.papers_scores for part in parts) else ""
     lead = f"{number} run{'s' * (number > 1)} of `varlap reproduce`{beside}."
     files: dict[str, bytes] = {}
     bodies, texts = [], []
-    if (summary := table_of_all_trainings(parts)) is not None:
-        heading = "Test scores beside the paper's" if beside else "Test scores"
-        bodies.append((heading, scrolled(summary.to_html(heading), heading) + note(_OF_ALL_TRAININGS)))
-        texts.append(f"## {heading}\n\n{summary.to_markdown()}\n\n{_OF_ALL_TRAININGS}\n")
     for part in parts:
-        groups = _figures(part, folder_name(part.title))
+        groups = _figures(part, part.file_name)
         for _, drawn in groups:
             files |= {name: content for each in drawn for name, content in each.files.items()}
         bodies.append((part.title, _html(part, groups)))
         texts.append(_markdown(part, groups))
+    sections = bodies[:1]
+    if (summary := table_of_all_trainings(parts)) is not None:
+        sections.append((_IN_SHORT, scrolled(summary.to_html(_IN_SHORT), _IN_SHORT) + note(_OF_ALL_TRAININGS)))
+        texts.insert(1, f"## {_IN_SHORT}\n\n{summary.to_markdown()}\n\n{_OF_ALL_TRAININGS}\n")
+    if others := bodies[1:]:
+        folded = (f"<details>\n<summary>{escape(name)}</summary>\n{body}</details>\n" for name, body in others)
+        sections.append((_OTHERS, "".join(folded)))
     heading = f"# {markdown_text(title)}\n\n{lead}\n"
     files |= {
-        PAGE: document(title, lead.replace("`", ""), bodies, varlap.__version__).encode(errors="replace"),
+        PAGE: document(title, lead.replace("`", ""), sections, varlap.__version__).encode(errors="replace"),
         MARKDOWN: "\n".join([heading, *texts]).encode(errors="replace"),
         DATA: (json.dumps(as_json(parts, title), indent=1, ensure_ascii=False) + "\n").encode(),
     }
     return write_files(out, files) / PAGE
 
 
-def read_sweeps(store: Store | Path | str) -> list[Sweep]:
-    """Read all results of a store, and group them.
+def read_sweeps(store: Store | Path | str, asked: Collection[RunSpec] = ()) -> list[Sweep]:
+    """Read all results of a store, and group them: first one that was asked for, else the final or the longest one.
 
     >>> read_sweeps("no-such-folder")
     Traceback (most recent call last):
@@ -108,11 +126,18 @@ def read_sweeps(store: Store | Path | str) -> list[Sweep]:
     found = sweeps(store, recorded(store))
     if not found:
         raise DataError(f"there are no results in {store.folder}; `varlap reproduce table-1 --out FOLDER` makes some")
-    return found
+    trainings = {dataclasses.replace(spec, linearised=True) for spec in asked}
+
+    def rank(part: Sweep) -> tuple[bool, bool, bool, int]:
+        is_asked = any(dataclasses.replace(run.spec, linearised=True) in trainings for run in _runs(part))
+        return is_asked, bool(part.choices()), part.final is not None, part.spec.epochs
+
+    main = max(found, key=rank)
+    return [main, *(part for part in found if part is not main)]
 
 
 def _title(parts: Sequence[Sweep]) -> str:
-    return f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(part.spec.data for part in parts))}"
+    return f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(names.name(part.spec.data) for part in parts))}"
 
 
 def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
@@ -126,8 +151,10 @@ def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
                 "data": part.spec.data,
                 "title": part.title,
                 "settings": shared(part),
+                "result": remark(part) or None,
                 "beta": how_beta_was_chosen(part) if TABLE_1 in tables(part) else None,
                 "tables": {name: table.to_json() for name, (table, _) in tables(part).items()},
+                "notes": {name: words for name, (_, words) in tables(part).items()},
                 "runs": [
                     {
                         "spec": dataclasses.asdict(run.spec),
@@ -149,13 +176,8 @@ def tables(part: Sweep) -> dict[str, tuple[Table, str]]:
     if not part.is_figure_2:
         first, all_ways = table_1(part), table_of_all_ways(part)
         if first is not None and all_ways is not None:
+            found[ALL_WAYS] = all_ways, f"{at_an_end(part)} {_OF_ALL_WAYS}".strip()
             found[TABLE_1] = first, how_beta_was_chosen(part)
-            found["Every way of predicting"] = (
-                all_ways,
-                "The temperature is chosen by held-out images. Linearised: 10 draws of the network that is linear in "
-                "its weights, with variances that held-out images choose. OOD: told from the other images; where these "
-                "differ between rows, no row is the best, and a row whose runs differ in them has no value.",
-            )
         if (times := table_2(part)).rows:
             found[TABLE_2 if papers_times(part) else TIMES] = times, how_it_was_timed(part)
     if (numbers := table_of_multipliers(part)) is not None:
@@ -182,8 +204,8 @@ def _rate_at_one(part: Sweep) -> str:
 
 
 def remark(part: Sweep) -> str:
-    """Return what is missing from a part without a table whose note would say it."""
-    return "" if part.is_figure_2 or table_1(part) is not None else what_is_missing(part)
+    """Return what a part begins with: its result, or what is missing where no table's note would say it."""
+    return "" if part.is_figure_2 else what_is_best(part) or what_is_missing(part)
 
 
 def shared(part: Sweep) -> dict[str, Any]:
@@ -227,28 +249,15 @@ def _group(heading: str, words: str, drawn: Sequence[Drawn]) -> Group:
 
 
 def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
+    """Return a part with its result first, then the picture of it, then the tables and the other figures."""
     origins = [run.origin for run in _runs(part)]
-    spec = part.spec
-    body = [
-        facts(
-            {
-                "Data": spec.data,
-                "Network": spec.model,
-                "Recipe": f"{spec.recipe}: {spec.optimizer}, lr {spec.lr:g}, {spec.schedule}, batch {spec.batch_size}",
-                "Epochs": str(spec.epochs),
-                "Held out": f"{spec.validation:.0%} of the training images" if spec.validation else "none",
-                "Runs": f"{len(_runs(part))}{f', of which {len(part.diverged)} diverged' if part.diverged else ''}",
-                "Hardware": ", ".join(dict.fromkeys(str(one.get("hardware")) for one in origins)),
-            }
-        )
-    ]
-    if words := remark(part):
-        body.append(note(words))
+    body = [f"<p>{escape(words)}</p>\n"] if (words := remark(part)) else []
+    body += [pictures(group) for group, _ in groups if group.wide]
     for heading, (table, words) in tables(part).items():
         body.append(f"<h3>{heading}</h3>\n{scrolled(table.to_html(f'{heading}, {part.title}'), heading)}{note(words)}")
-    body += [pictures(group) for group, _ in groups]
+    body += [pictures(group) for group, _ in groups if not group.wide]
     runs = table_of_runs(part)
-    body.append("<h3>Runs</h3>\n<details>\n<summary>Every run, by its mean network</summary>\n")
+    body.append(f"<h3>Runs</h3>\n{_facts(part)}<details>\n<summary>Every run, by its mean network</summary>\n")
     body.append(f"{scrolled(runs.to_html(f'Runs of {part.title}'), 'Runs')}</details>\n")
     versions = {name: _different(origins, name) for name in _VERSIONS}
     body.append("<details>\n<summary>Settings, versions and hardware</summary>\n")
@@ -256,18 +265,36 @@ def _html(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
     return "".join(body) + "</details>\n"
 
 
+def _facts(part: Sweep) -> str:
+    spec = part.spec
+    trained = [names.setting(key, getattr(spec, key)) for key in ("optimizer", "lr", "schedule", "batch_size")]
+    return facts(
+        {
+            "Network": names.name(spec.model),
+            "Training": ", ".join(trained),
+            "Held out": f"{spec.validation:.0%} of the training images" if spec.validation else "no images",
+            "Runs": f"{len(_runs(part))}{f', of which {len(part.diverged)} diverged' if part.diverged else ''}",
+            "Hardware": _different([run.origin for run in _runs(part)], "hardware"),
+        }
+    )
+
+
 def _different(origins: Sequence[Any], name: str) -> str:
     return ", ".join(dict.fromkeys(str(one.get(name, "?")) for one in origins))
 
 
 def _markdown(part: Sweep, groups: Sequence[tuple[Group, list[Drawn]]]) -> str:
-    lines = [f"## {markdown_text(part.title)}", ""]
-    if words := remark(part):
-        lines += [markdown_text(words), ""]
+    lines = [f"## {markdown_text(part.title)}", "", *([markdown_text(words), ""] if (words := remark(part)) else [])]
+    lines += _markdown_pictures([one for one in groups if one[0].wide])
     for heading, (table, words) in tables(part).items():
         lines += [f"### {heading}", "", table.to_markdown(), "", markdown_text(words), ""]
+    return "\n".join(lines + _markdown_pictures([one for one in groups if not one[0].wide]))
+
+
+def _markdown_pictures(groups: Sequence[tuple[Group, list[Drawn]]]) -> list[str]:
+    lines = []
     for group, drawn in groups:
         lines += [f"### {group.heading}", ""]
         lines += [f"![{markdown_text(each.picture.alt)}](figures/{each.name}.png)" for each in drawn]
         lines.append("")
-    return "\n".join(lines)
+    return lines

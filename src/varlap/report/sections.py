@@ -11,6 +11,7 @@ import torch
 
 from varlap.experiments import Evaluated
 from varlap.files import finite
+from varlap.report.names import name as called
 from varlap.report.sources import Entry, flat
 
 CHANCE = ("seed", "split")  # what may differ between the runs that are averaged
@@ -43,6 +44,12 @@ class Section:
     title: str
     num_items: int | None
     methods: tuple[Method, ...]
+
+    @property
+    def name(self) -> str:
+        """The title as people say it."""
+        data, comma, rest = self.title.partition(",")
+        return called(data) + comma + rest
 
     @property
     def entries(self) -> list[Entry]:
@@ -160,14 +167,18 @@ def _differ(entries: Sequence[Entry]) -> bool:
 
 
 def _told_apart(name: str, rows: Sequence[Sequence[Entry]]) -> list[str]:
-    """Add to a name that several rows share what differs between their specs, or else where they lie."""
-    if len(rows) == 1:
-        return [name]
+    """Add to a name what differs between the specs of the rows that share it, or else where they lie.
+
+    That a prediction averages draws is said of a row alone, too.
+    """
     specs = [flat(row[0].evaluated.spec) for row in rows]
+    draws = any(spec.get("how") in ("sampled", "linearised") and spec["how"] not in name for spec in specs)
+    if len(rows) == 1 and not draws:
+        return [name]
     keys = [
         key
         for key in dict.fromkeys(key for spec in specs for key in spec)
-        if key not in CHANCE and len({_text(spec.get(key)) for spec in specs}) > 1
+        if key not in CHANCE and (len({_text(spec.get(key)) for spec in specs}) > 1 or (key == "how" and draws))
     ]
     words = [_words(spec, keys) for spec in specs]
     if len(set(words)) < len(words):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from varlap.experiments import Result
-from varlap.experiments.grid import paper_numbers
 from varlap.experiments.spec import Method
 from varlap.experiments.ways import NAMES, PAPERS, Key, Way
 from varlap.plot import style
@@ -26,6 +25,7 @@ _DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1}
 _DOT = 2.5  # of a dotted line, in its widths
 _CHARACTER, _GAP = 0.027, 0.02  # widths in ticks' labels and between them, as parts of what the ticks span
 _ROOM = 0.05  # above and below what an axis that is cut shows, as a part of it
+_FEWEST_IN_A_LINE = 3
 _WITH_LEGEND = (4.2, 3.7)  # inches, with room above
 _LOG_MULTIPLIER = "multiplier of log σ's learning rate"
 
@@ -50,7 +50,7 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
     if not any(len({run.spec.beta for run in runs}) > 1 for runs in series.values()):
         return []
     chosen = {key: choice.beta for key, choice in sweep.choices().items()}
-    theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
+    theirs = sweep.papers_scores
 
     def draw(score: str) -> "Axes":
         ax = style.axes_for(None, "figure_1", _WITH_LEGEND)
@@ -59,7 +59,7 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
             number = PAPERS.index(key)  # a method has its colour whoever else is there
             found = means[key] = _means(runs, "beta", lambda run, way=key[1]: _score(run, way, score))
             colour = style.colour(number)
-            ax.plot(*_xy(found), color=colour, marker=style.marker(number), markersize=4, label=NAMES[key])
+            ax.plot(*_xy(found), color=colour, **_marks(number, found), markersize=4, label=NAMES[key])
             if (at := chosen.get(key)) in found:
                 ax.plot([at], [found[at]], **_RING, markeredgecolor=colour)
             if NAMES[key] in theirs:
@@ -85,7 +85,7 @@ def figure_1(sweep: Sweep, prefix: str) -> list[Drawn]:
             f"{_SCORES[score]} against β on {sweep.title}; {told}",
             f"{_SCORES[score].capitalize() if score != 'ece' else 'ECE'} against β."
             + (" Rings: the β that held-out images choose." if chosen else "")
-            + (" Dotted: the paper's best value." if theirs else "")
+            + (f" Dotted: the paper's best value{sweep.after}." if theirs else "")
             + (" Means over the seeds that all β of a method have." if several else ""),
         )
         for score in _SCORES
@@ -228,7 +228,7 @@ def _finals(runs: dict[str, list[Result]], score: str, words: str) -> "Axes":
         number = COLOURS[method]
         means = _means(each, "log_sigma_lr_multiplier", final)
         ticks |= set(means)
-        ax.plot(*_xy(means), color=style.colour(number), marker=style.marker(number), label=METHODS[method])
+        ax.plot(*_xy(means), color=style.colour(number), **_marks(number, means), label=METHODS[method])
     _log_axis(ax, sorted(ticks))
     style.tidy(ax, _LOG_MULTIPLIER, words)
     if score == "accuracy":
@@ -248,6 +248,11 @@ def _score(run: Result, way: Way, score: str) -> float:
 def _papers(row: Sequence[float], score: str) -> float:
     nll, accuracy, ece = row
     return {"log_likelihood": -nll, "accuracy": accuracy, "ece": ece}[score]
+
+
+def _marks(number: int, values: dict[float, float]) -> dict[str, Any]:
+    """Return a curve's marker, with a line where there are enough points for one to show a trend."""
+    return {"marker": style.marker(number), "linestyle": "-" if len(values) >= _FEWEST_IN_A_LINE else "none"}
 
 
 def _xy(values: dict[float, float]) -> tuple[list[float], list[float]]:

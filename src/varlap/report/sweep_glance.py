@@ -3,7 +3,6 @@
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from varlap.experiments.grid import paper_numbers
 from varlap.experiments.ways import NAMES, Key
 from varlap.plot import style
 from varlap.report.sweep_figures import COLOURS, Drawn, drawn
@@ -35,7 +34,7 @@ def draw_at_a_glance(sweep: Sweep) -> "list[Axes]":
     from matplotlib.lines import Line2D
 
     scores = _scores_from_the_worst(sweep)
-    theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
+    theirs = sweep.papers_scores
     panels = style.panels("at_a_glance", len(_SCORES), (_WIDTH, _ROOM + _HEIGHT_OF_A_ROW * len(scores)))
     for number, (ax, (score, words)) in enumerate(zip(panels, _SCORES.items(), strict=True)):
         for place, (key, row) in enumerate(scores.items()):
@@ -56,7 +55,7 @@ def draw_at_a_glance(sweep: Sweep) -> "list[Axes]":
         Line2D([], [], **_DOT, color=style.GREY, markerfacecolor="none", label="with a temperature, or by draws"),
     ]
     if theirs:
-        marks.append(Line2D([], [], **_BAR, color=style.GREY, label="the paper's"))
+        marks.append(Line2D([], [], **_BAR, color=style.GREY, label=f"the paper's{sweep.after}"))
     style.legend_above(panels, marks)
     return panels
 

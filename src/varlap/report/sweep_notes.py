@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from varlap.experiments.final_line import FinalLine
 from varlap.experiments.grid import paper_numbers
-from varlap.experiments.spec import RunSpec
 from varlap.experiments.ways import NAMES, Key, variances_at_an_end
 from varlap.plot.style import plain_number
-from varlap.report.sweep_tables import papers_times, unlike_the_papers
-from varlap.report.sweeps import Sweep, epochs_in_words, in_order
+from varlap.report import names
+from varlap.report.sweep_tables import SCORES, papers_times, table_of_all_ways, unlike_the_papers
+from varlap.report.sweeps import Sweep, in_order
 
 
 def how_beta_was_chosen(sweep: Sweep) -> str:
@@ -19,26 +19,44 @@ def how_beta_was_chosen(sweep: Sweep) -> str:
     >>> def result(beta, nll):
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": nll}}, {"mean": {"nll": nll}}, {}, 1.0)
     >>> (sweep,) = sweeps([result(0.003, 0.3), result(0.01, 0.4)])
-    >>> print(how_beta_was_chosen(sweep).partition("better: ")[2])
-    VL at β 0.003. One seed: small differences may be chance.
+    >>> how_beta_was_chosen(sweep).endswith("Every row has had 2 trials. One seed: small differences may be chance.")
+    True
     """
     chosen = _chosen_before(sweep, sweep.final) if sweep.final is not None else _chosen_here(sweep)
-    others = (_papers_scores, which_multiplier, _at_an_end, _num_seeds, what_is_missing)
+    others = (_papers_scores, which_multiplier, num_seeds, what_is_missing)
     return " ".join(filter(None, [chosen, *(say_fn(sweep) for say_fn in others)]))
-
-
-def has_papers_scores(sweep: Sweep) -> bool:
-    """Tell whether the paper's scores stand beside ours."""
-    return sweep.is_the_papers and not sweep.is_figure_2 and sweep.spec.data in paper_numbers("table-1")
 
 
 def _papers_scores(sweep: Sweep) -> str:
     """Say what may make the paper's scores others than ours."""
-    if not has_papers_scores(sweep):
+    if not sweep.papers_scores:
         return ""
-    words = "The paper's are the best values over its β, as its caption says"
-    differs = sweep.spec.epochs != RunSpec.epochs  # the paper's, as all defaults are
-    return f"{words}, after {RunSpec.epochs} epochs." if differs else f"{words}."
+    return f"Of the paper's scores{sweep.after} its caption says 'best values' and mentions no held-out set."
+
+
+def what_is_best(sweep: Sweep) -> str:
+    """Say in short which way of predicting has the best NLL; nothing where none was chosen.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> scores = {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
+    >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1), scores, scores, {}, 9.0)])
+    >>> print(what_is_best(sweep))
+    Best test NLL: VL, 0.250 (accuracy 92.0 %, ECE 0.020). The paper's best: VL, 0.23 (92.4 %, 0.017). One seed: ...
+    """
+    table = table_of_all_ways(sweep)
+    if table is None:
+        return ""
+    nlls = {row.name: round(row.cells["nll"].value, 3) for row in table.rows}
+    first, *others = [row for row in table.rows if nlls[row.name] == min(nlls.values())]
+    nll, accuracy, ece = (first.cells[name].value for name in SCORES)
+    words = f"Best test NLL: {first.name}, {nll:.3f} (accuracy {100 * accuracy:.1f} %, ECE {ece:.3f})."
+    if others:
+        words += f" The same NLL: {'; '.join(row.name for row in others)}."
+    if theirs := {} if sweep.after else sweep.papers_scores:
+        name, (nll, accuracy, ece) = min(theirs.items(), key=lambda row: row[1][0])
+        words += f" The paper's best: {name}, {nll:.2f} ({100 * accuracy:.1f} %, {ece:.3f})."
+    return f"{words} {num_seeds(sweep)}".strip()
 
 
 def which_multiplier(sweep: Sweep) -> str:
@@ -90,7 +108,7 @@ def how_it_was_timed(sweep: Sweep) -> str:
     >>> from varlap.report.sweeps import sweeps
     >>> (ours,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1, curvature="default"), {}, {}, {}, 3.0)])
     >>> how_it_was_timed(ours).partition("other. ")[2]
-    "VL's curvature: the library's default. The paper's times, of curvature exact, do not stand beside."
+    "VL's curvature: the library's default. The paper's times are left out, being of other steps: exact curvature."
     """
     if sweep.spec.epochs == 1:
         words = "The one epoch without validation; a GPU compiles in it, so that it is longer than others would be."
@@ -102,9 +120,9 @@ def how_it_was_timed(sweep: Sweep) -> str:
         return f"{words}themselves."
     words += "exact." if sweep.spec.curvature == "exact" else "the library's default."
     if sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2"):
-        theirs = ", ".join(f"{name} {value}" for name, value in unlike_the_papers(sweep).items())
+        theirs = ", ".join(names.setting(key, value) for key, value in unlike_the_papers(sweep).items())
         words += (
-            f" The paper's times, of {theirs}, do not stand beside."
+            f" The paper's times are left out, being of other steps: {theirs}."
             if theirs
             else " The paper's times stand beside runs of the experiment table-2 alone."
         )
@@ -113,7 +131,7 @@ def how_it_was_timed(sweep: Sweep) -> str:
 
 def _chosen_before(sweep: Sweep, line: FinalLine) -> str:
     sweeps = {
-        method: f"a sweep of {epochs_in_words(line.sweep_epochs[method])} over {{}} with "
+        method: f"a sweep of {names.epochs(line.sweep_epochs[method])} over {{}} with "
         f"{_seeds(line.sweep_seeds[method])}"
         for method in line.sweep_betas
     }
@@ -154,30 +172,41 @@ def _chosen_here(sweep: Sweep) -> str:
     share = f"{sweep.spec.validation:.0%} of the training images"
     words = (
         f"β is chosen by the NLL of {share}, which were held out. Best on test is what choosing by the test images "
-        "would have given, as the paper seems to have done: it is no fair score, and stands here for comparison."
+        "would have given: it is no fair score, and stands here for comparison."
     )
     if len(set(trials.values())) > 1:
         return f"{words} Mind that the rows have not had the same number of trials: {_by_row(trials)}."
     return f"{words} Every row has had {next(iter(trials.values()))} trials."
 
 
-def _at_an_end(sweep: Sweep) -> str:
-    at_an_end, of_variances = [], []
+def at_an_end(sweep: Sweep) -> str:
+    """Name the rows whose β is the least or the largest of those tried; nothing where all are inside.
+
+    >>> from varlap.experiments import Result, RunSpec
+    >>> from varlap.report.sweeps import sweeps
+    >>> def result(beta, nll):
+    ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": nll}}, {"mean": {"nll": nll}}, {}, 1.0)
+    >>> (sweep,) = sweeps([result(0.003, 0.3), result(0.01, 0.4)])
+    >>> at_an_end(sweep)
+    'At the end of its grid, so that a value beyond might be better: VL at β 0.003.'
+    """
+    ends, of_variances = [], []
     choices = sweep.choices()
     for key, choice in choices.items():
         tried = choice.betas if sweep.final is None else sweep.final.sweep_betas.get(key[0], choice.betas)
         if len(tried) > 1 and choice.beta in (min(tried), max(tried)):
-            at_an_end.append(f"{NAMES[key]} at β {choice.beta:g}")
+            ends.append(f"{NAMES[key]} at β {choice.beta:g}")
         scores = [run.test[key[1]] for run in choice.by_validation]
         betas = dict.fromkeys(each["laplace_beta"] for each in scores if variances_at_an_end(each))
         of_variances += [f"{NAMES[key]} at β {plain_number(beta)} of its variances" for beta in betas]
-    if len(at_an_end) == len(choices) > 1:
-        at_an_end = ["every row"]
-    named = "; ".join([*at_an_end, *of_variances])
+    if len(ends) == len(choices) > 1:
+        ends = ["every row"]
+    named = "; ".join([*ends, *of_variances])
     return f"At the end of its grid, so that a value beyond might be better: {named}." if named else ""
 
 
-def _num_seeds(sweep: Sweep) -> str:
+def num_seeds(sweep: Sweep) -> str:
+    """Say of how many seeds the rows are, where that is one or differs."""
     numbers = {key: len(choice.by_validation) for key, choice in sweep.choices().items()}
     if set(numbers.values()) == {1}:
         return "One seed: small differences may be chance."
@@ -199,7 +228,7 @@ def _not_run(sweep: Sweep, line: FinalLine) -> list[str]:
         if any(run.failure is None and row.way not in run.test for run in runs):
             without.append(name)
     words = [f"Not run yet: {'; '.join(missing)}."] if missing else []
-    if without:  # as an earlier version has left them
+    if without:  # by --no-linearised, or since it gave NaN
         words.append(f"Run, but not scored in this way: {'; '.join(without)}.")
     return words
 

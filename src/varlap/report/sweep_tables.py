@@ -10,6 +10,7 @@ from varlap.experiments import Evaluated, Result
 from varlap.experiments.grid import Experiment, paper_numbers, recipe_settings
 from varlap.experiments.ways import LEAST, MOST, NAMES, PAPERS, Key
 from varlap.plot.style import plain_number
+from varlap.report import names
 from varlap.report.sections import Method
 from varlap.report.sources import Entry
 from varlap.report.sweeps import METHODS, Sweep, comparable, in_order
@@ -17,13 +18,18 @@ from varlap.report.tables import KNOWN, Cell, Column, Row, Table, comparison, pr
 
 WORK = ("model", "width", "num_train", "batch_size", "optimizer", "clip_norm", "curvature", "gradient", "variances")
 """the settings that say what is computed in a step, and how many steps an epoch has"""
-_SCORES = {column.key: column for column in KNOWN if column.key in ("nll", "accuracy", "ece")}
-_BESIDES = ("nll", "accuracy", "ece", "brier", "ood_auroc_entropy", "ood_auroc_mutual_information")
+SCORES = {column.key: column for column in KNOWN if column.key in ("nll", "accuracy", "ece")}
+"""what the paper has, in its order"""
+_BESIDES = ("brier", "ood_auroc_entropy", "ood_auroc_mutual_information")
+_IN_SHORT: tuple[Key, ...] = (
+    *(("vl", "mean"), ("map", "mean"), ("map", "scaled")),
+    *(("map", "linearised"), ("vi", "sampled"), ("vi", "scaled")),
+)
 _FITTED = {
     "temperature": Column("temperature", "temperature", meaning="fitted on held-out images"),
     "laplace_beta": Column("laplace_beta", "β of variances", meaning="of Laplace's, chosen by held-out images"),
 }
-_OTHERS = Column("ood", "other images", meaning="what OOD scores are about; where rows differ in it, none is the best")
+_OTHERS = Column("ood", "OOD images")
 _ELBO = Column("elbo", "ELBO", meaning="tempered, per datum, of the last epoch; by another β another quantity")
 _BETA = Column("beta", "β", meaning="chosen by the NLL of held-out training images")
 
@@ -36,22 +42,20 @@ def table_1(sweep: Sweep) -> Table | None:
     >>> scores = {"mean": {"nll": 0.25, "accuracy": 0.92, "ece": 0.02}}
     >>> (sweep,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1), scores, scores, {}, 9.0)])
     >>> print(table_1(sweep).to_markdown().splitlines()[2])
-    | VL | 0.1 | 0.2500 | 0.23 | 92.00 | 92.4 | 0.0200 | 0.017 |
+    | VL | 0.250 | 92.0 | 0.020 | 0.1 | 0.23 | 92.4 | 0.017 |
     """
     choices = {key: choice for key, choice in sweep.choices().items() if key in PAPERS}
     if not choices:
         return None
     ours = comparison([_chosen(key, choice.by_validation) for key, choice in choices.items()])
-    theirs = paper_numbers("table-1").get(sweep.spec.data, {}) if sweep.is_the_papers else {}
-    columns = [_BETA]
-    for score in _SCORES.values():
-        columns.append(score)
-        if theirs:
-            columns.append(_renamed(score, "paper", "paper's"))
+    theirs = sweep.papers_scores
+    columns = [*SCORES.values(), _BETA]
+    if theirs:
+        columns += [_renamed(score, "paper", "paper's") for score in SCORES.values()]
     on_test: dict[str, Mapping[str, Cell]] = {}
     if sweep.final is None and any(choice.num_trials > 1 for choice in choices.values()):
         columns.append(Column("test_beta", "best-on-test β"))
-        columns += [_renamed(score, "test", "best-on-test") for score in _SCORES.values()]
+        columns += [_renamed(score, "test", "best-on-test") for score in SCORES.values()]
         best = comparison([_chosen(key, choice.by_test) for key, choice in choices.items()])
         on_test = {row.name: row.cells for row in best.rows}
     rows = []
@@ -59,15 +63,15 @@ def table_1(sweep: Sweep) -> Table | None:
         cells = dict(row.cells) | {"beta": _beta(choice.beta)}
         if on_test:
             cells["test_beta"] = _beta(choice.by_test[0].spec.beta)
-            cells |= {f"test_{score}": dataclasses.replace(on_test[row.name][score], best=False) for score in _SCORES}
-        for score, value in zip(_SCORES, theirs.get(NAMES[key], ()), strict=False):
+            cells |= {f"test_{score}": dataclasses.replace(on_test[row.name][score], best=False) for score in SCORES}
+        for score, value in zip(SCORES, theirs.get(NAMES[key], ()), strict=False):
             cells[f"paper_{score}"] = _paper_cell(score, value)
         rows.append(Row(row.name, row.num_runs, cells))
     return Table(tuple(columns), tuple(rows))
 
 
 def table_of_all_trainings(sweeps: Sequence[Sweep]) -> Table | None:
-    """Return the test scores of every Table 1, beside the paper's; None where there are not several.
+    """Return the test NLL of every training by method, beside the paper's VL; None where there are not several.
 
     >>> from varlap.experiments import RunSpec
     >>> from varlap.report.sweeps import sweeps
@@ -75,33 +79,34 @@ def table_of_all_trainings(sweeps: Sequence[Sweep]) -> Table | None:
     >>> specs = [RunSpec("cifar10", "vl", 0.1, epochs=number) for number in (50, 200)]
     >>> found = sweeps([Result(spec, scores, scores, {}, 9.0) for spec in specs])
     >>> print(table_of_all_trainings(found).to_markdown().splitlines()[2])
-    | cifar10, paper recipe, 200 epochs: VL | 0.2500 | 0.23 | 92.00 | 92.4 | 0.0200 | 0.017 |
+    | CIFAR-10, paper's recipe, 200 epochs | 0.250 | 0.23 |
     """
-    found = {sweep.title: table for sweep in sweeps if not sweep.is_figure_2 and (table := table_1(sweep)) is not None}
-    if len(found) < 2:
-        return None
-    columns = {column.key: column for table in found.values() for column in table.columns}
-    keys = [key for score in _SCORES for key in (score, f"paper_{score}") if key in columns]
-    rows = (
-        dataclasses.replace(row, name=f"{title}: {row.name}", cells={k: row.cells[k] for k in keys if k in row.cells})
-        for title, table in found.items()
-        for row in table.rows
-    )
-    return Table(tuple(columns[key] for key in keys), tuple(rows))
+    rows = []
+    for sweep in sweeps:
+        choices = {} if sweep.is_figure_2 else sweep.choices()
+        ours = comparison([_chosen(key, choices[key].by_validation) for key in _IN_SHORT if key in choices])
+        cells = {row.name: row.cells["nll"] for row in ours.rows}
+        if cells and sweep.papers_scores and not sweep.after:
+            cells["paper"] = _paper_cell("nll", sweep.papers_scores["VL"][0])
+        if cells:
+            rows.append(Row(sweep.title, max(row.num_runs for row in ours.rows), cells))
+    columns = [*(Column(NAMES[key], NAMES[key]) for key in _IN_SHORT), Column("paper", "paper's VL")]
+    shown = tuple(column for column in columns if any(column.key in row.cells for row in rows))
+    return Table(shown, tuple(rows), of="training") if len(rows) > 1 else None
 
 
 def table_of_all_ways(sweep: Sweep) -> Table | None:
-    """Return all ways of predicting, baselines that the paper lacks among them, with detection of other images."""
+    """Return all ways of predicting, baselines that the paper lacks among them, with out-of-distribution detection."""
     choices = sweep.choices()
     if not choices:
         return None
     table = comparison([_chosen(key, choice.by_validation) for key, choice in choices.items()])
-    columns = [_BETA, *(column for column in table.columns if column.key in _BESIDES)]
+    columns = [*SCORES.values(), _BETA, *(column for column in table.columns if column.key in _BESIDES)]
     rows = []
     for row, (key, choice) in zip(table.rows, choices.items(), strict=True):
         fitted = {name: _fitted([run.test[key[1]].get(name) for run in choice.by_validation]) for name in _FITTED}
         cells = dict(row.cells) | {name: cell for name, cell in fitted.items() if name in row.cells}
-        if others := ", ".join(dict.fromkeys(run.ood for run in choice.by_validation if run.ood)):
+        if others := ", ".join(dict.fromkeys(names.name(run.ood) for run in choice.by_validation if run.ood)):
             cells["ood"] = Cell(math.nan, shown=others)
         rows.append(Row(row.name, row.num_runs, cells | {"beta": _beta(choice.beta)}))
     if any("ood" in row.cells for row in rows):
@@ -184,7 +189,7 @@ def table_of_multipliers(sweep: Sweep) -> Table | None:
     >>> specs = [RunSpec("digits", "vl", 0.1, log_sigma_lr_multiplier=times) for times in (1, 10)]
     >>> (sweep,) = sweeps([Result(spec, scores, {}, {}, 9.0, (last,)) for spec in specs])
     >>> print(table_of_multipliers(sweep).to_markdown().splitlines()[3])
-    | VL, β 0.1, × 10 | -0.5000 | 0.2500 | 92.00 |
+    | VL, β 0.1, × 10 | -0.500 | 0.250 | 92.0 |
     """
     compared = []
     for beta, methods in sweep.of_several_multipliers().items():
@@ -194,7 +199,7 @@ def table_of_multipliers(sweep: Sweep) -> Table | None:
                 compared.append(_method(f"{METHODS[method]}, β {beta:g}, × {multiplier:g}", runs, scores))
     if not compared:
         return None
-    columns = (_ELBO, *(dataclasses.replace(_SCORES[key], direction="") for key in ("nll", "accuracy")))
+    columns = (_ELBO, *(dataclasses.replace(SCORES[key], direction="") for key in ("nll", "accuracy")))
     rows = [
         dataclasses.replace(row, cells={key: dataclasses.replace(cell, best=False) for key, cell in row.cells.items()})
         for row in comparison(compared).rows
@@ -206,9 +211,9 @@ def table_of_runs(sweep: Sweep) -> Table:
     """Return every run, with what it scored on held-out and on test images by its mean network."""
     keys = {
         "validation_nll": Column("validation_nll", "held-out NLL"),
-        "nll": _SCORES["nll"],
-        "accuracy": _SCORES["accuracy"],
-        "ece": _SCORES["ece"],
+        "nll": SCORES["nll"],
+        "accuracy": SCORES["accuracy"],
+        "ece": SCORES["ece"],
         "elbo": _ELBO,
         "seconds": Column("seconds", "train seconds"),
     }

@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from varlap.experiments import Result, RunSpec
 from varlap.experiments.choice import Choice, choose, shared_seeds
+from varlap.experiments.comparison import folder_name
 from varlap.experiments.final_line import FinalLine
-from varlap.experiments.grid import recipe_settings
+from varlap.experiments.grid import paper_numbers, recipe_settings
 from varlap.experiments.ways import NAMES, Key
+from varlap.report import names
 
 Compared = Literal["beta", "log_sigma_lr_multiplier"]
 PAPERS_MULTIPLIER = 10.0
@@ -21,6 +23,8 @@ class Sweep:
     """Runs that differ in method, β, seed, the speed of log σ and linearised predictions alone."""
 
     title: str
+    file_name: str
+    """what the names of its pictures begin with"""
     spec: RunSpec
     """one of them, for what they share"""
     results: tuple[Result, ...]
@@ -119,6 +123,16 @@ class Sweep:
         spec = self.spec
         return (spec.model, spec.width, spec.num_train) == ("preact-resnet-18", 64, None)
 
+    @property
+    def papers_scores(self) -> dict[str, list[float]]:
+        """The paper's test NLL, accuracy and ECE by row, where they may stand beside."""
+        return paper_numbers("table-1").get(self.spec.data, {}) if self.is_the_papers and not self.is_figure_2 else {}
+
+    @property
+    def after(self) -> str:
+        """What to add to the paper's scores where its runs, whose length is the default, are of another than these."""
+        return "" if self.spec.epochs == RunSpec.epochs else f" after {RunSpec.epochs} epochs"
+
 
 def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[Sweep]:
     """Group results by what they share, in the order of data and recipe, the paper's and the longest first.
@@ -133,7 +147,7 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
     >>> def result(beta, epochs):
     ...     return Result(RunSpec("digits", "vl", beta, epochs=epochs), {"mean": {"nll": 0.3}}, {}, {}, 1.0)
     >>> [(sweep.title, len(sweep.results)) for sweep in sweeps([result(0.1, 50), result(1.0, 50), result(0.1, 200)])]
-    [('digits, paper recipe, 200 epochs', 1), ('digits, paper recipe, 50 epochs', 2)]
+    [("digits, paper's recipe, 200 epochs", 1), ("digits, paper's recipe, 50 epochs", 2)]
     """
     groups: dict[RunSpec, list[Result]] = {}
     for result in _once_each(results):
@@ -146,13 +160,12 @@ def sweeps(results: Iterable[Result], lines: Iterable[FinalLine] = ()) -> list[S
         for spec, runs in groups.items()
     }
     specs = sorted(groups, key=lambda spec: (spec.data, spec.recipe != "paper", spec.recipe, -spec.epochs, spec.key()))
-    titles = [_title(spec, specs) for spec in specs]
     lines = tuple(lines)
     found = []
-    for title, spec in zip(titles, specs, strict=True):
+    for spec in specs:
         ended = tuple(result for result in groups[spec] if result.failure is None)
         diverged = tuple(result for result in groups[spec] if result.failure is not None)
-        found.append(Sweep(title, spec, ended, diverged, lines))
+        found.append(Sweep(*_named(spec, specs), spec, ended, diverged, lines))
     return found
 
 
@@ -195,24 +208,20 @@ def comparable(results: Iterable[Result], setting: Compared) -> dict[float, list
     return {value: runs for value, runs in kept.items() if runs}
 
 
-def _title(spec: RunSpec, specs: Sequence[RunSpec]) -> str:
-    """Name a group, with what differs from its recipe, and what tells it from others of the same data and epochs."""
+def _named(spec: RunSpec, specs: Sequence[RunSpec]) -> tuple[str, str]:
+    """Name a group in words and for its files, with what differs from its recipe and tells it from others like it."""
     same = [
         other for other in specs if (other.data, other.recipe, other.epochs) == (spec.data, spec.recipe, spec.epochs)
     ]
     usual = recipe_settings(spec.recipe)
-    told = [
-        f"{name} {value}"
-        for name, value in dataclasses.asdict(spec).items()
-        if (value != usual[name] if name in usual else len({getattr(other, name) for other in same}) > 1)
-    ]
-    return ", ".join([spec.data, f"{spec.recipe} recipe", epochs_in_words(spec.epochs), *told])
-
-
-def epochs_in_words(number: int) -> str:
-    """Say how long a training is.
-
-    >>> epochs_in_words(1), epochs_in_words(50)
-    ('1 epoch', '50 epochs')
-    """
-    return f"{number} epoch{'s' * (number > 1)}"
+    told = {
+        key: value
+        for key, value in dataclasses.asdict(spec).items()
+        if (value != usual[key] if key in usual else len({getattr(other, key) for other in same}) > 1)
+    }
+    files = [spec.data, f"{spec.recipe} recipe", names.epochs(spec.epochs), *(f"{k} {v}" for k, v in told.items())]
+    if spec.recipe == "ours":
+        told.pop("lr", None)  # its name says it
+    words = [names.setting(key, value) for key, value in told.items()]
+    title = [names.name(spec.data), names.recipe(spec), names.epochs(spec.epochs), *words]
+    return ", ".join(title), folder_name(", ".join(files))

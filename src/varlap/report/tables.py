@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 SECONDS = "seconds"
-_DIGITS, _MOST_DECIMALS = 4, 4
+_DIGITS, _MOST_DECIMALS = 4, 3
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Column:
 
 
 def _detection(uncertainty: str, words: str) -> list[Column]:
-    by = f"told from inputs from elsewhere by their {words}"
+    by = f"in-distribution inputs against out-of-distribution inputs, by predictive {words}"
     return [
         Column(f"ood_auroc_{uncertainty}", f"OOD AUROC ({words})", "↑", f"{by}: a half is chance, 1 perfect"),
         Column(f"ood_aupr_{uncertainty}", f"OOD AUPR ({words})", "↑", f"{by}: area under precision-recall", main=False),
@@ -109,10 +109,12 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    of: str = "method"
+    """what a row is"""
 
     def short(self) -> "Table":
         """Return the table with the main columns only."""
-        return Table(tuple(column for column in self.columns if column.main), self.rows)
+        return replace(self, columns=tuple(column for column in self.columns if column.main))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; a score that is not finite is None."""
@@ -140,7 +142,7 @@ class Table:
         )
         return (
             f"<table>\n<caption>{escape(caption)}</caption>\n"
-            f'<thead><tr><th scope="col">method</th>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>'
+            f'<thead><tr><th scope="col">{escape(self.of)}</th>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>'
         )
 
     def to_markdown(self) -> str:
@@ -150,7 +152,7 @@ class Table:
             name = f"{row.name} ({row.num_runs} runs)" if row.num_runs > 1 else row.name
             cells = [_markdown_cell(row.cells.get(column.key)) for column in self.columns]
             lines.append([markdown_text(name), *cells])
-        return pipe_table(["method", *(markdown_text(column.heading) for column in self.columns)], lines)
+        return pipe_table([self.of, *(markdown_text(column.heading) for column in self.columns)], lines)
 
     def to_rich(self, title: str, *, ranges: bool = True, turned: bool = False) -> "RichTable":
         """Return a table for the terminal; turned, the methods stand side by side: narrower where they are few."""
@@ -173,7 +175,7 @@ class Table:
         if turned:
             names, headings, cells = headings, names, [list(line) for line in zip(*cells, strict=True)]
         table = RichTable(title=Text(title))
-        table.add_column("score" if turned else "method", no_wrap=True)
+        table.add_column("score" if turned else self.of, no_wrap=True)
         for heading in headings:
             table.add_column(Text(heading), justify="right", no_wrap=True)
         for name, line in zip(names, cells, strict=True):
@@ -185,7 +187,7 @@ def comparison(methods: Sequence[Method]) -> Table:
     """Compare methods by every score that one of them has.
 
     One run shows its interval, from NAME_low and NAME_high; several show their mean and its standard error. The best
-    value of a column is marked, with those that print alike.
+    value of a column is marked, with those that print alike: a fourth decimal of one run says nothing.
 
     >>> from varlap.experiments import Evaluated
     >>> from varlap.report.sources import Entry
@@ -195,8 +197,8 @@ def comparison(methods: Sequence[Method]) -> Table:
     >>> print(comparison([method("MAP", 0.5), method("VL", 0.25, 0.75, 0.35)]).to_markdown())
     | method | NLL ↓ |
     | --- | ---: |
-    | MAP | 0.5000 |
-    | VL (3 runs) | **0.4500** ± 0.1528 |
+    | MAP | 0.500 |
+    | VL (3 runs) | **0.450** ± 0.153 |
     """
     columns = _columns(methods)
     cells: dict[str, dict[str, Cell]] = {method.name: {} for method in methods}
@@ -248,11 +250,11 @@ def printed(column: Column, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     """Print a column's values to the same number of decimals, and mark the best.
 
     >>> [cell.shown for cell in printed(Column("nll", "NLL", "↓"), {"a": Cell(0.5), "b": Cell(0.25)}).values()]
-    ['0.5000', '0.2500']
+    ['0.500', '0.250']
     """
     scale = 100 if column.percent else 1
     largest = max((abs(cell.value) for cell in cells.values() if math.isfinite(cell.value)), default=0.0)
-    decimals = _decimals(scale * largest)
+    decimals = min(_decimals(scale * largest), 1) if column.percent else _decimals(largest)
     shown = {name: _number(scale * cell.value, decimals) for name, cell in cells.items()}
     values = {name: float(shown[name]) for name, cell in cells.items() if math.isfinite(cell.value)}
     best = None
