@@ -107,9 +107,7 @@ def shaped_batch(x: Any, y: Any, weights: Tensor | None = None, *, num_data: int
         raise BatchError(f"weights must have shape ({size},), one per item, got {tuple(weights.shape)}")
     if weights is not None and bool((weights < 0).any()):
         raise BatchError("weights must not be negative: their square root weighs each item's sampled gradient")
-    if any(
-        tensor.requires_grad for tensor in tree.tensors(y)
-    ):  # as of those drawn from a learnt noise
+    if any(tensor.requires_grad for tensor in tree.tensors(y)):  # as of those drawn from a learnt noise
         y = tree.map_tensors(Tensor.detach, y)
     return Batch(x, y, weights, size)
 
