@@ -435,3 +435,21 @@ def test_error_of_the_users_network_passes_through_and_changes_nothing(objective
     with pytest.raises(LookupError, match="mine"):
         tries(bnn, *batch())
     assert_unchanged(before, bnn, tries)
+
+
+def test_network_that_needs_all_items_at_once_is_told_how_to_have_them():
+    """A dense graph convolution: features [S, F] and adjacency [S, S], whose rows and columns are items."""
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(3, 2)
+
+        def forward(self, features, adjacency):
+            return adjacency @ self.mix(features)
+
+    x, y = (torch.randn(12, 3), torch.rand(12, 12)), torch.arange(12) % 2
+    with pytest.raises(RuntimeError) as refusal:
+        varlap.VL(num_data=12)(varlap.BNN(Graph()), x, y)
+    assert any("take the whole: VL(curvature=varlap.Fisher())" in note for note in refusal.value.__notes__)
+    varlap.VL(num_data=12, curvature=varlap.Fisher())(varlap.BNN(Graph()), x, y).loss.backward()

@@ -253,15 +253,26 @@ def _split(
     if divisible and own_pass and (part_alone or not moves):
         rest = [order[num_items:]] if num_items < batch.size and not part_alone else []
         trusted = replace(batch, trusted=True)
-        passes = [forward(bnn, trusted.take(items)) for items in (*groups, *rest)]
+        passes = [_forward_part(bnn, trusted, items) for items in (*groups, *rest)]
         if not batch.trusted:
             check_targets(bnn, passes[0].outputs, batch.y, batch.size)  # a message has the shapes of the whole batch
         return passes, passes[: len(groups)]
     whole = forward(bnn, batch)
     if divisible and own_pass:
         with bnn.spare_buffers():
-            return [whole], [forward(bnn, batch.take(items)) for items in groups]
+            return [whole], [_forward_part(bnn, batch, items) for items in groups]
     return [whole], [Pass(batch.take_targets(items), tree.take(whole.outputs, items)) for items in groups]
+
+
+def _forward_part(bnn: BNN, batch: Batch, items: Tensor) -> Pass:
+    try:
+        return forward(bnn, batch.take(items))
+    except Exception as error:
+        error.add_note(
+            "this was a part of the batch, for the curvature; where items need each other, as the nodes of a graph do, "
+            "take the whole: VL(curvature=varlap.Fisher())"
+        )
+        raise
 
 
 def check_settings(name: str, every: int, fraction: float = 1.0, groups: int = 1, memory: float = 0.0) -> None:
