@@ -82,7 +82,7 @@ def test_a_store_is_read_once_and_has_the_title_of_its_page(runs: Path, monkeypa
     said = json.loads(CliRunner().invoke(app, ["report", str(runs / "paper"), "--json"]).stdout)
     assert len([name for name in read if "-seed" in name]) == 1
     page, kept = Path(said["page"]), json.loads(Path(said["page"]).with_name("report.json").read_text())
-    assert said["title"] == kept["title"] == "Variational Laplace, reproduced: cifar10"
+    assert said["title"] == kept["title"] == "Variational Laplace, reproduced: CIFAR-10"
     assert f"<title>{said['title']}</title>" in page.read_text()
     told = json.loads(CliRunner().invoke(app, ["report", str(runs / "paper"), "--json", "--title", "Mine"]).stdout)
     assert told["title"] == "Mine"

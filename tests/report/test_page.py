@@ -87,6 +87,8 @@ def test_every_picture_has_words_and_all_are_there(written: Path):
             "sigma over s",
         ):
             assert sum(alt.startswith(f"{method}: {words}") for alt in alts) == 1, words
+    assert text.count("at 1 the data have said nothing about a weight.") == 1  # once, for all that are of this kind
+    assert "“ELBO lost” is" not in text  # of a picture that no run has brought
     # the other seeds' own pictures are with their runs
     assert sum(alt.startswith("VL, seed 1: ") for alt in alts) == 2
     assert text.count("<figure>") == text.count("<figcaption>") == len(alts)

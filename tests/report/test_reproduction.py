@@ -563,6 +563,16 @@ def test_a_page_opens_with_what_was_asked_for_its_result_and_its_picture(tmp_pat
     assert read_sweeps(tmp_path)[0].title == "CIFAR-10, paper's recipe, 200 epochs"  # unasked, the longest
 
 
+def test_the_command_opens_its_page_with_its_own_runs(tmp_path: Path):
+    for run in [*made_sweep((0.1,), num_epochs=9), *made_sweep((0.1,), width=32)]:
+        Store(tmp_path).put(run)
+    asked = ["--data", "cifar10", "--epochs", "4", "--set", "width=32", "--set", "beta=[0.1]"]
+    done = CliRunner().invoke(app, ["reproduce", "table-1", *asked, "--device", "cpu", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert _headings(page)[0] == "CIFAR-10, paper&#x27;s recipe, 4 epochs, width 32"
+
+
 def test_a_page_opens_with_final_runs_where_nothing_was_asked_for(tmp_path: Path):
     for run in [*made_sweep(num_epochs=9), *made_sweep()]:
         Store(tmp_path).put(run)
