@@ -14,7 +14,7 @@ from varlap.cli import app
 from varlap.errors import Interrupted, NonFiniteError
 from varlap.experiments import Evaluated, ImageTask, comparison
 
-NAMES = ["MAP", "MAP with a temperature", "Laplace", "VI", "VL", "VL, linearised"]
+NAMES = ["MAP", "MAP + temperature scaling", "Laplace", "VI", "VL", "VL, linearised"]
 SHOWN = ["accuracy", "nll", "ece", "brier", "ood_auroc_entropy"]
 
 
@@ -44,11 +44,11 @@ def test_a_process_prints_one_object_and_writes_every_method(tmp_path: Path):
     ways = {name: (each.spec["how"], each.spec["num_samples"]) for name, each in written.items()}
     assert ways.pop("Laplace") == ways.pop("VL, linearised") == ("linearised", 30)
     assert set(ways.values()) <= {("mean", None), ("sampled", 10)}
-    assert ways["MAP"] == ways["MAP with a temperature"] == ("mean", None)
+    assert ways["MAP"] == ways["MAP + temperature scaling"] == ("mean", None)
     assert "VL, β = 0.1: 1 epoch" in done.stderr  # progress goes there
     assert written["MAP"].spec["beta"] == written["Laplace"].spec["beta_of_the_mean"]
-    assert written["MAP with a temperature"].scores["accuracy"] == written["MAP"].scores["accuracy"]
-    assert written["MAP with a temperature"].spec["temperature"] != 1
+    assert written["MAP + temperature scaling"].scores["accuracy"] == written["MAP"].scores["accuracy"]
+    assert written["MAP + temperature scaling"].spec["temperature"] != 1
     pictures = {path.relative_to(folder).as_posix() for path in folder.rglob("*.svg")}
     assert pictures == {
         "laplace/figures/sigma_over_s.svg",

@@ -91,7 +91,7 @@ def test_a_temperature_of_held_out_images_is_reported_beside_the_unscaled_scores
     assert said["scaled"]["scores"] == varlap.evaluate(bnn, test, temperature=temperature) | both
     plain, scaled = Evaluated.read_all(run / "evaluations")
     assert (plain.scores, scaled.scores) == (said["scores"], said["scaled"]["scores"])
-    assert (plain.name, scaled.name) == ("VL", "VL with a temperature")
+    assert (plain.name, scaled.name) == ("VL", "VL + temperature scaling")
     assert (plain.spec["temperature"], scaled.spec["temperature"]) == (1.0, temperature)
     assert temperature != pytest.approx(1.0, abs=1e-3)
 

@@ -216,9 +216,9 @@ def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path
     sweep = [without(result) for result in made_sweep(num_epochs=50, linearised=False)]
     final = final_runs(_grid(), _store(tmp_path, sweep))
     (line,) = final.lines
-    assert line.borrowed == ["MAP, linearised Laplace", "VL, linearised"]
+    assert line.borrowed == ["MAP + diagonal linearised Laplace", "VL, linearised"]
     assert (line.beta(("map", "linearised")), line.beta(("vl", "linearised"))) == (0.01, 0.1)
-    assert "it has not scored MAP, linearised Laplace, VL, linearised, with the β of the mean" in final.chosen[0]
+    assert "it has not scored MAP + diagonal linearised Laplace, VL, linearised, with the β of the mean" in final.chosen[0]
     (line,) = final_runs(_grid(linearised=False), Store(tmp_path)).lines
     assert {row.way for row in line.rows} == {"mean", "sampled", "scaled"}  # the final runs will not score it either
     assert line.borrowed == []
@@ -234,7 +234,7 @@ def test_results_of_a_version_without_a_way_choose_as_they_did(tmp_path: Path):
     assert choose([result for result in sweep if result.spec.method == "vi"], "scaled") is None
     final = final_runs(_grid(), _store(tmp_path, sweep))
     assert {(spec.method, spec.beta) for spec in final.specs} == set(BEST.items())
-    assert final.lines[0].borrowed == ["VI with a temperature"]
+    assert final.lines[0].borrowed == ["VI + temperature scaling"]
 
 
 def test_a_way_that_the_sweep_has_scored_at_some_beta_only_has_had_fewer_trials_and_chooses_nothing(tmp_path: Path):

@@ -203,7 +203,7 @@ def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_ther
     words = how_beta_was_chosen(sweep)
     assert words.startswith("The β of VL was chosen before")
     assert "The other methods have no final runs: their β is chosen by the NLL of held-out images among" in words
-    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP with a temperature 3" in words
+    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP + temperature scaling 3" in words
     assert "At the end of its grid, so that a value beyond might be better: every row." in at_an_end(sweep)
     (all_final,) = sweeps([made_result("vl", 0.1)], [line])
     assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")
@@ -348,14 +348,14 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     assert table is not None
     names = [row.name for row in table.rows]
     assert names[4:] == [
-        "MAP with a temperature",
-        "MAP, linearised Laplace",
-        "VI with a temperature",
-        "VL with a temperature",
+        "MAP + temperature scaling",
+        "MAP + diagonal linearised Laplace",
+        "VI + temperature scaling",
+        "VL + temperature scaling",
         "VL, linearised",
     ]
-    assert _cells(table, "MAP with a temperature")["temperature"] == "1.2"
-    assert _cells(table, "MAP, linearised Laplace")["laplace_beta"] == "0.003"
+    assert _cells(table, "MAP + temperature scaling")["temperature"] == "1.2"
+    assert _cells(table, "MAP + diagonal linearised Laplace")["laplace_beta"] == "0.003"
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.950"
 
 
@@ -592,7 +592,7 @@ def test_a_result_names_the_best_nll_and_all_that_have_it_to_three_decimals():
     same = {way: {**scores, "nll": 0.1743 + 0.0001 * (way == "mean")} for way, scores in runs[-1].test.items()}
     (tied,) = sweeps([*runs[:-1], dataclasses.replace(runs[-1], test=same)])
     assert what_is_best(tied).startswith("Best test NLL: VL, 0.174 (")
-    assert "The same NLL: VL with a temperature; VL, linearised." in what_is_best(tied)
+    assert "The same NLL: VL + temperature scaling; VL, linearised." in what_is_best(tied)
     (several,) = sweeps([*runs, *made_sweep(seed=1)])
     assert "One seed" not in what_is_best(several)
 
@@ -611,7 +611,7 @@ def test_a_page_of_several_trainings_has_the_nll_of_each_in_a_row(tmp_path: Path
     for section in compared:
         all_ways = {row["name"]: row["scores"] for row in section["tables"]["Every way of predicting"]["rows"]}
         scores = rows[section["title"]]
-        for name in ("VL", "MAP", "MAP with a temperature", "MAP, linearised Laplace", "VI (10 samples)"):
+        for name in ("VL", "MAP", "MAP + temperature scaling", "MAP + diagonal linearised Laplace", "VI (10 samples)"):
             assert scores[name]["value"] == all_ways[name]["nll"]["value"]
         nlls = {name: cell["shown"] for name, cell in scores.items() if name != "paper"}
         assert {name for name in nlls if scores[name]["best"]} == {n for n in nlls if nlls[n] == min(nlls.values())}

@@ -29,7 +29,7 @@ def test_what_each_seed_has_fitted_is_listed_and_not_averaged():
     table = table_of_all_ways(sweep)
     assert table is not None
     assert _cells(table, "VL, linearised")["laplace_beta"] == "0.0003, 0.003, as trained"
-    assert _cells(table, "VL with a temperature")["temperature"] == "1.2"
+    assert _cells(table, "VL + temperature scaling")["temperature"] == "1.2"
     shown = table.to_json()["rows"][2]["scores"]["laplace_beta"]
     assert (shown["value"], shown["runs"]) == (None, 3)
 
@@ -44,7 +44,7 @@ def test_a_beta_at_the_end_of_what_was_tried_is_named():
     assert said not in how_beta_was_chosen(sweep)
     inside = [made_result("vl", beta) for beta in (0.01, 0.1, 1.0)]
     (sweep,) = sweeps([*inside, *(made_result("map", beta) for beta in (0.01, 0.1))])
-    told = "MAP at β 0.01; MAP with a temperature at β 0.01; MAP, linearised Laplace at β 0.01."
+    told = "MAP at β 0.01; MAP + temperature scaling at β 0.01; MAP + diagonal linearised Laplace at β 0.01."
     assert f"{said}{told}" in at_an_end(sweep)
     # Of the sweep that chose, whatever the final runs are.
     (sweep,) = sweeps([made_result("vl", 0.01, seed=seed) for seed in (0, 1)], [made_line({("vl", "mean"): 0.01})])
@@ -75,13 +75,13 @@ def test_final_rows_that_were_not_run_or_not_scored_are_named():
     (sweep,) = sweeps([older], [line])
     words = how_beta_was_chosen(sweep)
     assert (
-        "Not run yet: VL at β 0.01 with seed 1; VL with a temperature at β 0.1; VL, linearised at β 0.01 with seed 1."
+        "Not run yet: VL at β 0.01 with seed 1; VL + temperature scaling at β 0.1; VL, linearised at β 0.01 with seed 1."
         in words
     )
     assert "Run, but not scored in this way: VL, linearised at β 0.01." in words
     diverged = dataclasses.replace(made_result("vl", 0.01, seed=1), test={}, validation={}, failure="the loss is NaN")
     (sweep,) = sweeps([older, diverged], [line])
-    assert "Not run yet: VL with a temperature at β 0.1." in how_beta_was_chosen(sweep)
+    assert "Not run yet: VL + temperature scaling at β 0.1." in how_beta_was_chosen(sweep)
 
 
 def test_rows_of_unequal_numbers_of_seeds_or_trials_are_named_in_words():

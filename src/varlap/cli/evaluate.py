@@ -82,7 +82,7 @@ def evaluate(
         found = [assess(bnn, task.test, name=opened.name, **options)]
         if temperature is not None:
             scaled = assess(
-                bnn, task.test, name=f"{opened.name} with a temperature", temperature=temperature, **options
+                bnn, task.test, name=f"{opened.name} + temperature scaling", temperature=temperature, **options
             )
             both = {"nll_scaled": scaled.scores["nll"], "temperature": temperature}
             found = [replace(each, scores={**each.scores, **both}) for each in (found[0], scaled)]
@@ -143,7 +143,7 @@ def _name(spec: Mapping[str, Any]) -> str:
 
 
 def _object(found: list[Evaluated], folders: list[Path]) -> dict[str, Any]:
-    """Return the unscaled evaluation, and with a temperature the scaled one beside it."""
+    """Return the unscaled evaluation, and with temperature scaling the scaled one beside it."""
     first = {"name": found[0].name, "scores": found[0].scores, "spec": found[0].spec, "folder": str(folders[0])}
     if len(found) > 1:
         first["scaled"] = {"scores": found[1].scores, "spec": found[1].spec, "folder": str(folders[1])}

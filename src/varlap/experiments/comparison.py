@@ -90,7 +90,7 @@ class Comparison:
             temperature = fit_temperature(bnn, self.task.held_out)
             took = seconds + time.monotonic() - start
             tell(f"temperature scaling: held-out images choose {temperature:.2f}")
-            yield self._assessed(bnn, "MAP with a temperature", spec, took, temperature=temperature), bnn, None
+            yield self._assessed(bnn, "MAP + temperature scaling", spec, took, temperature=temperature), bnn, None
             start = time.monotonic()
             fisher, beta = self._laplace(bnn)
             took = seconds + time.monotonic() - start
@@ -172,8 +172,8 @@ class Comparison:
 def folder_name(name: str) -> str:
     """Return a method's name as that of a folder.
 
-    >>> folder_name("MAP with a temperature"), folder_name("VL(H)")
-    ('map-with-a-temperature', 'vl-h')
+    >>> folder_name("MAP + temperature scaling"), folder_name("VL(H)")
+    ('map-temperature-scaling', 'vl-h')
     """
     words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
     return "-".join(words)

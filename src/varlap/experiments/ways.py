@@ -25,10 +25,10 @@ NAMES: dict[Key, str] = {
     ("vi", "mean"): "VI (mean)",
     ("vi", "sampled"): "VI (10 samples)",
     ("map", "mean"): "MAP",
-    ("map", "scaled"): "MAP with a temperature",
-    ("map", "linearised"): "MAP, linearised Laplace",
-    ("vi", "scaled"): "VI with a temperature",
-    ("vl", "scaled"): "VL with a temperature",
+    ("map", "scaled"): "MAP + temperature scaling",
+    ("map", "linearised"): "MAP + diagonal linearised Laplace",
+    ("vi", "scaled"): "VI + temperature scaling",
+    ("vl", "scaled"): "VL + temperature scaling",
     ("vl", "linearised"): "VL, linearised",
 }
 """What a table calls them: the paper's four rows, then the baselines that it lacks."""

@@ -52,7 +52,7 @@ def draw_at_a_glance(sweep: Sweep) -> "list[Axes]":
             ax.xaxis.set_major_formatter(style.percent())
     marks = [
         Line2D([], [], **_DOT, color=style.GREY, label="mean network"),
-        Line2D([], [], **_DOT, color=style.GREY, markerfacecolor="none", label="with a temperature, or by draws"),
+        Line2D([], [], **_DOT, color=style.GREY, markerfacecolor="none", label="with temperature scaling, or by draws"),
     ]
     if theirs:
         marks.append(Line2D([], [], **_BAR, color=style.GREY, label=f"the paper's{sweep.after}"))
