@@ -31,6 +31,7 @@ MARKED = re.compile(
 DATA = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 RECIPES = {"paper": "paper's recipe", "sgd": "SGD", "ours": "Adam at 1e-3"}
 OTHER_IMAGES = {"rotated": "rotated images", "mnist": "MNIST"}
+COLUMNS = NAMES | {("map", "linearised"): "MAP + diagonal linearised Laplace"}
 CURVATURES = {
     "VL's own for labels": "VL's default for classification (held)",
     "VL's own for numbers": "VL's default for regression (whole)",
@@ -71,8 +72,8 @@ def ways(data: str, recipe: str, epochs: str) -> list[str]:
     for key, choice in sweep.choices().items():
         own = scores[key]
         temperature = choice.by_validation[0].test[key[1]].get("temperature")
-        name = NAMES[key] + ("" if temperature is None else f" (T = {temperature:.2f})")
-        paper = theirs.get(NAMES[key])
+        name = COLUMNS[key] + ("" if temperature is None else f" (T = {temperature:.2f})")
+        paper = theirs.get(COLUMNS[key])
         shown = ("", "", "") if paper is None else (f"{paper[0]:.2f}", f"{100 * paper[1]:.1f} %", f"{paper[2]:.3f}")
         rows.append(
             _row(
@@ -102,7 +103,7 @@ def long_trainings() -> list[str]:
         cells = [_bold(f"{nll:.3f}", nll, _best(nlls, min, 3)) for nll in nlls]
         paper = paper_numbers("table-1")[data]["VL"][0]
         rows.append(_row(_name(sweep), *cells, f"{paper:.2f}"))
-    return [*_head("test NLL", *(NAMES[key] for key in keys), "paper's VL"), *rows]
+    return [*_head("test NLL", *(COLUMNS[key] for key in keys), "paper's VL"), *rows]
 
 
 def studies() -> list[str]:
@@ -124,7 +125,7 @@ def studies() -> list[str]:
         counts = set(betas.values())
         told = f"{counts.pop()} β each" if len(counts) == 1 else ", ".join(f"{name} {n} β" for name, n in betas.items())
         rows.append(_row(f"{_name(sweep)}, {sweep.spec.epochs} epochs ({told})", *cells))
-    return [*_head("test NLL / ECE", *(NAMES[key] for key in keys)), *rows]
+    return [*_head("test NLL / ECE", *(COLUMNS[key] for key in keys)), *rows]
 
 
 def out_of_distribution() -> list[str]:
@@ -141,7 +142,7 @@ def out_of_distribution() -> list[str]:
         values = [runs[key].test[key[1]][f"ood_auroc_{measures[key]}"] for key in keys]
         cells = [_bold(f"{value:.3f}", value, _best(values, max, 3)) for value in values]
         rows.append(_row(f"{_name(sweep)}, vs {OTHER_IMAGES[outside]}", *cells))
-    heads = (f"{NAMES[key]}: {measures[key].replace('_', ' ')}" for key in keys)
+    heads = (f"{COLUMNS[key]}: {measures[key].replace('_', ' ')}" for key in keys)
     return [*_head("AUROC", *heads), *rows]
 
 

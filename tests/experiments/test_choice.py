@@ -216,9 +216,9 @@ def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path
     sweep = [without(result) for result in made_sweep(num_epochs=50, linearised=False)]
     final = final_runs(_grid(), _store(tmp_path, sweep))
     (line,) = final.lines
-    assert line.borrowed == ["MAP + diagonal linearised Laplace", "VL, linearised"]
+    assert line.borrowed == ["MAP + linearised Laplace", "VL, linearised"]
     assert (line.beta(("map", "linearised")), line.beta(("vl", "linearised"))) == (0.01, 0.1)
-    assert "it has not scored MAP + diagonal linearised Laplace, VL, linearised, with the β of the mean" in final.chosen[0]
+    assert "it has not scored MAP + linearised Laplace, VL, linearised, with the β of the mean" in final.chosen[0]
     (line,) = final_runs(_grid(linearised=False), Store(tmp_path)).lines
     assert {row.way for row in line.rows} == {"mean", "sampled", "scaled"}  # the final runs will not score it either
     assert line.borrowed == []

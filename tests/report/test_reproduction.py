@@ -349,13 +349,13 @@ def test_baselines_and_detection_stand_beside_the_papers_methods():
     names = [row.name for row in table.rows]
     assert names[4:] == [
         "MAP + temperature scaling",
-        "MAP + diagonal linearised Laplace",
+        "MAP + linearised Laplace",
         "VI + temperature scaling",
         "VL + temperature scaling",
         "VL, linearised",
     ]
     assert _cells(table, "MAP + temperature scaling")["temperature"] == "1.2"
-    assert _cells(table, "MAP + diagonal linearised Laplace")["laplace_beta"] == "0.003"
+    assert _cells(table, "MAP + linearised Laplace")["laplace_beta"] == "0.003"
     assert _cells(table, "VL, linearised")["ood_auroc_mutual_information"] == "0.950"
 
 
@@ -611,7 +611,7 @@ def test_a_page_of_several_trainings_has_the_nll_of_each_in_a_row(tmp_path: Path
     for section in compared:
         all_ways = {row["name"]: row["scores"] for row in section["tables"]["Every way of predicting"]["rows"]}
         scores = rows[section["title"]]
-        for name in ("VL", "MAP", "MAP + temperature scaling", "MAP + diagonal linearised Laplace", "VI (10 samples)"):
+        for name in ("VL", "MAP", "MAP + temperature scaling", "MAP + linearised Laplace", "VI (10 samples)"):
             assert scores[name]["value"] == all_ways[name]["nll"]["value"]
         nlls = {name: cell["shown"] for name, cell in scores.items() if name != "paper"}
         assert {name for name in nlls if scores[name]["best"]} == {n for n in nlls if nlls[n] == min(nlls.values())}

@@ -44,7 +44,7 @@ def test_a_beta_at_the_end_of_what_was_tried_is_named():
     assert said not in how_beta_was_chosen(sweep)
     inside = [made_result("vl", beta) for beta in (0.01, 0.1, 1.0)]
     (sweep,) = sweeps([*inside, *(made_result("map", beta) for beta in (0.01, 0.1))])
-    told = "MAP at β 0.01; MAP + temperature scaling at β 0.01; MAP + diagonal linearised Laplace at β 0.01."
+    told = "MAP at β 0.01; MAP + temperature scaling at β 0.01; MAP + linearised Laplace at β 0.01."
     assert f"{said}{told}" in at_an_end(sweep)
     # Of the sweep that chose, whatever the final runs are.
     (sweep,) = sweeps([made_result("vl", 0.01, seed=seed) for seed in (0, 1)], [made_line({("vl", "mean"): 0.01})])

@@ -26,7 +26,7 @@ NAMES: dict[Key, str] = {
     ("vi", "sampled"): "VI (10 samples)",
     ("map", "mean"): "MAP",
     ("map", "scaled"): "MAP + temperature scaling",
-    ("map", "linearised"): "MAP + diagonal linearised Laplace",
+    ("map", "linearised"): "MAP + linearised Laplace",
     ("vi", "scaled"): "VI + temperature scaling",
     ("vl", "scaled"): "VL + temperature scaling",
     ("vl", "linearised"): "VL, linearised",
