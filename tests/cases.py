@@ -117,7 +117,12 @@ def _mlp(num_outputs: int) -> nn.Module:
 
 def _convnet(*norm: nn.Module) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), *norm, nn.Softplus(), nn.Conv2d(3, 2, 2, stride=2), nn.Flatten(), nn.Linear(8, K)
+        nn.Conv2d(1, 3, 3, padding=1, bias=not norm),
+        *norm,
+        nn.Softplus(),
+        nn.Conv2d(3, 2, 2, stride=2),
+        nn.Flatten(),
+        nn.Linear(8, K),
     )
 
 

@@ -15,7 +15,7 @@ by_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objec
 
 def network():
     """Batch norm moves its statistics in every forward pass, so a step that failed half-way would show."""
-    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
 
 
 def batch(num_items=6):

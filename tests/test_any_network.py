@@ -286,7 +286,10 @@ def gradients(bnn, x, y, objective):
 BODIES = {
     "linear": lambda: (nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 5)), 5),
     "convolution": lambda: (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Softplus(), nn.Conv2d(2, 2, 3), nn.Flatten()), 8),
-    "batch-norm": lambda: (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Softplus(), nn.Flatten()), 32),
+    "batch-norm": lambda: (
+        nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2), nn.Softplus(), nn.Flatten()),
+        32,
+    ),
     "dropout": lambda: (nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Dropout(), nn.Tanh()), 5),
     "attention": lambda: (
         nn.Sequential(
@@ -545,7 +548,9 @@ def test_looking_for_kinks_leaves_no_trace():
     results = []
     for looked_before in (False, True):
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Softplus(), nn.Linear(8, K))
+        network = nn.Sequential(
+            nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(), nn.Softplus(), nn.Linear(8, K)
+        )
         bnn, x, y = varlap.BNN(network), draw(S, 4), torch.arange(S) % K
         if looked_before:
             state = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}

@@ -15,6 +15,8 @@ from varlap.errors import BatchError, ConfigError
 from varlap.objectives import Objective
 from varlap.posterior.prior import weights_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:batch norm follows Bayesian weights:varlap.errors.VarlapWarning")
+
 S = 6  # items: a batch and the whole training set, which VLDeterminant asks for
 
 

@@ -285,7 +285,7 @@ class Overflows(nn.Module):
 
     def __init__(self, value, num_outputs=3):
         super().__init__()
-        self.body, self.norm, self.head = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, num_outputs)
+        self.body, self.norm, self.head = nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, num_outputs)
         self.value = value
 
     def forward(self, x):

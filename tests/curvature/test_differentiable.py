@@ -76,7 +76,7 @@ def encoder(dropout: float = 0.0) -> nn.Module:
 
 
 def image_network(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 2, 2), *layers, nn.Softplus(), nn.Flatten(), nn.LazyLinear(K))
+    return nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), *layers, nn.Softplus(), nn.Flatten(), nn.LazyLinear(K))
 
 
 NETWORKS = {

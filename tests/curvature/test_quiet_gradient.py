@@ -16,7 +16,9 @@ HELD, QUIET = varlap.Fisher(), varlap.Fisher(gradient="quiet")
 def network(num_inputs: int, num_outputs: int, *, batch_norm: bool = False) -> nn.Module:
     torch.manual_seed(3)
     middle = [nn.BatchNorm1d(6)] if batch_norm else []
-    return nn.Sequential(nn.Linear(num_inputs, 6), *middle, nn.Softplus(), nn.Linear(6, num_outputs))
+    return nn.Sequential(
+        nn.Linear(num_inputs, 6, bias=not batch_norm), *middle, nn.Softplus(), nn.Linear(6, num_outputs)
+    )
 
 
 def made(likelihood: nn.Module, num_outputs: int, num_items: int, **options) -> tuple[varlap.BNN, Tensor]:

@@ -165,7 +165,7 @@ class Checkpointed(nn.Sequential):
     [
         ("weight_norm", lambda: [new(nn.Linear(4, 3))], VL_AND_VL_HESSIAN),
         ("layer_norm", lambda: [nn.Linear(4, 3), nn.LayerNorm(3)], VL_AND_VL_HESSIAN[1:]),
-        ("batch_norm", lambda: [nn.Linear(4, 3), nn.BatchNorm1d(3)], VL_AND_VL_HESSIAN[1:]),
+        ("batch_norm", lambda: [nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3)], VL_AND_VL_HESSIAN[1:]),
     ],
 )
 def test_normalisations_in_a_checkpoint_are_refused_only_where_torchs_own_derivative_is_wrong(name, layers, objectives):
@@ -179,13 +179,13 @@ def test_normalisations_in_a_checkpoint_are_refused_only_where_torchs_own_deriva
         else:
             found = gradient_and_differences(objective(), bnn, x, y)
             torch.testing.assert_close(*found, rtol=1e-5, atol=1e-8)
-        bnn.eval()
+        varlap.laplace(bnn, (x, y), curvature="sampled-fisher")
         bnn.predict(x, how="linearised")
 
 
 def test_tensors_saved_elsewhere_leave_derivatives_right():
     torch.manual_seed(1)
-    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 3)).double())
+    bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 3)).double())
     x, y = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3
     with torch.autograd.graph.save_on_cpu():
         found = gradient_and_differences(varlap.VLHessian(20), bnn, x, y)

@@ -47,7 +47,7 @@ FORMS = {
 
 def _regression(dtype: torch.dtype) -> varlap.BNN:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
+    network = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
     return varlap.BNN(network, varlap.Gaussian().to(dtype))
 
 

@@ -37,7 +37,7 @@ def _quiet():
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.1), nn.Linear(8, 3)
+    layers = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.1), nn.Linear(8, 3)
     return nn.Sequential(*layers)
 
 

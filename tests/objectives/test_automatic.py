@@ -42,7 +42,7 @@ def _loop(bnn: varlap.BNN, objective: Any, x: Any, y: Any, steps: int = 4) -> li
 
 def _network() -> nn.Sequential:
     torch.manual_seed(0)
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.2), nn.Linear(8, 3)
+    layers = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.2), nn.Linear(8, 3)
     return nn.Sequential(*layers).double().train()
 
 
@@ -84,7 +84,12 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.act, self.drop, self.last = nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)
+        self.first, self.act, self.drop, self.last = (
+            nn.Linear(4, 8, bias=False),
+            nn.Tanh(),
+            nn.Dropout(0.2),
+            nn.Linear(8, 3),
+        )
         self.norm = nn.BatchNorm1d(8)
         self.factors, self.options, self.function = (1.0, 2.0), {"shift": 0.5}, torch.sin
         self.constant = torch.ones(3, dtype=torch.float64)

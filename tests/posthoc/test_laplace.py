@@ -2,6 +2,7 @@
 
 import logging
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import varlap
 from cases import CASES, Recurrent
-from varlap.errors import BatchError, ConfigError
+from varlap.errors import BatchError, ConfigError, VarlapWarning
+from varlap.predict.collapse import noise_before_batch_norm
 
 
 def named_case(name):
@@ -395,25 +397,52 @@ def test_a_likelihood_without_score_is_told_about_sampled_labels():
     assert z.abs().max() < 4.5  # 300 seeds, three weights: a false-alarm rate of 2e-5
 
 
+@pytest.mark.parametrize("how", ["sampled", "linearised"])
 @pytest.mark.parametrize("refitted", [False, True])
 @pytest.mark.parametrize(
     ("network", "told"),
     [
-        (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), True),
-        (nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), False),
-        (nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2)), False),
+        (lambda: nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 2)), True),
+        (lambda: nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), False),
+        (lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2)), False),
     ],
     ids=["batch norm behind weights", "batch norm before all weights", "layer norm"],
 )
-def test_linearised_predictions_tell_once_of_variances_learnt_beside_a_batchs_statistics(
-    network, told, refitted, caplog
-):
-    bnn, x, y = varlap.BNN(network), torch.randn(8, 2), torch.arange(8) % 2
+def test_draws_tell_once_of_variances_learnt_beside_a_batchs_statistics(network, told, refitted, how):
+    bnn, x, y = varlap.BNN(network()), torch.randn(8, 2), torch.arange(8) % 2
     varlap.fit(bnn, varlap.VL(8), (x, y), epochs=1, progress="none")
     if refitted:
         varlap.laplace(bnn, (x, y))
     bnn.predict(x)
-    for _ in range(2):
-        bnn.predict(x, how="linearised")
-    message = "estimate them again first, by varlap.laplace(bnn, train, beta) with the beta of the training"
-    assert caplog.text.count(message) == (told and not refitted)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            bnn.predict(x, how=how)
+    messages = [m for m in map(str, (one.message for one in said)) if m.startswith("batch norm follows Bayesian")]
+    assert len(messages) == (told and not refitted)
+    assert all("draws may predict worse than they could; varlap.laplace(bnn, train, beta)" in m for m in messages)
+
+
+@pytest.mark.parametrize("variances", ["per-weight", "one"])
+@pytest.mark.parametrize("how", ["sampled", "linearised"])
+def test_draws_tell_of_a_bias_in_front_of_batch_norm_by_name(how, variances):
+    network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    bnn, x = varlap.BNN(network, variances=variances), torch.randn(8, 2)
+    with torch.no_grad():
+        network[1].running_var.copy_(torch.tensor([0.1, 0.2, 0.3]))
+        bnn.log_sigma["0.bias"].fill_(-0.5)  # Σσ² = 3/e, of Σv = 0.6
+        network[0].weight.fill_(9.0)  # so that the matrices seem sound
+        network[4].weight.fill_(9.0)
+    message = (
+        r"batch norm cancels the bias .* '0.bias' adds 1\.8 times the variance .* varlap.laplace\(bnn.* bias=False"
+    )
+    with pytest.warns(VarlapWarning, match=message):
+        bnn.predict(x, how=how)
+    assert noise_before_batch_norm(bnn) == {"0.bias": pytest.approx(3 * math.exp(-1) / 0.6)}
+
+
+def test_a_bias_in_front_of_batch_norm_is_no_trouble_with_statistics_of_its_own_draw():
+    bnn, x = varlap.BNN(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))), torch.randn(8, 2)
+    with torch.no_grad():
+        bnn.log_sigma["0.bias"].fill_(1.0)
+    bnn.predict(x, how="sampled", statistics=(x, torch.arange(8) % 2))  # a warning would be an error

@@ -18,6 +18,8 @@ from varlap.predict.draws import deviations
 from varlap.predict.inputs import Inputs
 from varlap.predict.linearised import Products, differentiable
 
+pytestmark = pytest.mark.filterwarnings("ignore:batch norm follows Bayesian weights:varlap.errors.VarlapWarning")
+
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 

@@ -19,6 +19,8 @@ from varlap.likelihoods.prediction import entropy
 from varlap.predict import predict
 from varlap.predict.average import average
 
+pytestmark = pytest.mark.filterwarnings("ignore:batch norm follows Bayesian weights:varlap.errors.VarlapWarning")
+
 MODES = {
     "mean": {"how": "mean"},
     "sampled": {"how": "sampled", "num_samples": 6},

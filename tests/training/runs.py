@@ -23,7 +23,7 @@ def made_data(num_items: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
 
 def made_bnn() -> varlap.BNN:
     torch.manual_seed(0)
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.1), nn.Linear(8, 3)
+    layers = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Softplus(), nn.Dropout(0.1), nn.Linear(8, 3)
     return varlap.BNN(nn.Sequential(*layers))
 
 

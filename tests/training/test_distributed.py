@@ -19,6 +19,9 @@ from varlap.training.distributed import World, join_world
 
 RANKS = 2
 
+# Of the bias in front of batch norm; the ranks, which are processes of their own, print it.
+pytestmark = pytest.mark.filterwarnings("ignore:batch norm cancels in training:varlap.errors.VarlapWarning")
+
 
 def _ranks(work: Callable[..., None], folder: Path, *args: Any, ranks: int = RANKS, backend: str = "gloo") -> None:
     with socket.socket() as free:

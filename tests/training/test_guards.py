@@ -375,6 +375,6 @@ def test_a_last_batch_of_one_item_is_refused_for_batch_norm_before_training():
 def test_variances_that_run_away_are_named(caplog: pytest.LogCaptureFixture):
     bnn = made_bnn()
     with torch.no_grad():
-        bnn.log_sigma["0.bias"].fill_(7.0)
+        bnn.log_sigma["1.bias"].fill_(7.0)
     fit_small(bnn, epochs=1, objective=varlap.VL(37, 1e-6), lr=1e-6)
     assert "the largest σ is" in caplog.text

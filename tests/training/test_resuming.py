@@ -36,7 +36,7 @@ from varlap.training.run_folder import newest
 
 def _convolutional_bnn() -> varlap.BNN:
     torch.manual_seed(0)
-    convolutions = nn.Conv2d(1, 3, 2, padding=1), nn.BatchNorm2d(3), nn.Softplus(), nn.Conv2d(3, 2, 2)
+    convolutions = nn.Conv2d(1, 3, 2, padding=1, bias=False), nn.BatchNorm2d(3), nn.Softplus(), nn.Conv2d(3, 2, 2)
     network = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), *convolutions, nn.Flatten(), nn.Linear(8, 3))
     return varlap.BNN(network.to(memory_format=torch.channels_last))
 

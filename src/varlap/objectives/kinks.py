@@ -13,6 +13,7 @@ from varlap.curvature.differentiable import twice_differentiable
 from varlap.errors import warn
 from varlap.likelihoods.protocol import normal_like
 from varlap.models import find_kinks
+from varlap.objectives.cancelled import warn_about_cancelled
 from varlap.objectives.objective import Context, Objective, prepared
 from varlap.posterior.batch import is_divisible
 from varlap.posterior.bnn import BNN
@@ -22,7 +23,11 @@ MOST_NAMES = 8
 
 
 def warn_about_kinks(objective: Objective, context: Context) -> None:
-    """Look at each network once, functional calls included, by forward passes that leave no trace."""
+    """Look at each network once, functional calls included, by forward passes that leave no trace.
+
+    Here also what batch norm cancels is named, which is bad for every objective with variances.
+    """
+    warn_about_cancelled(context)
     bnn = context.bnn
     if bnn in _inspected:
         return

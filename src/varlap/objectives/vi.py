@@ -8,6 +8,7 @@ from torch import Tensor
 
 from varlap.curvature.protocol import check_differentiable, forward
 from varlap.errors import ConfigError
+from varlap.objectives.cancelled import warn_about_cancelled
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
 from varlap.seeds import checked_count
 
@@ -46,6 +47,10 @@ class VI(Objective):
         if antithetic and num_samples % 2:
             raise ConfigError(f"VI(antithetic=True) uses samples in pairs: num_samples={num_samples} must be even")
         self.antithetic = antithetic
+
+    def inspect(self, context: Context) -> None:
+        """Warn once about weights that batch norm cancels."""
+        warn_about_cancelled(context)
 
     def data_term(self, context: Context) -> DataTerm:
         """Average the log-likelihood over weight samples."""

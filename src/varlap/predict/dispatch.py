@@ -12,7 +12,7 @@ from varlap.likelihoods import Prediction
 from varlap.posterior import BNN
 from varlap.predict.average import average, predicted
 from varlap.predict.closed_form import closed_form as closed_form_prediction, drawn_outputs, output_gaussian
-from varlap.predict.collapse import tell_of_batch_statistics, tell_of_untrained_variances, warn_of_collapse
+from varlap.predict.collapse import tell_of_untrained_variances, warn_of_batch_statistics, warn_of_collapse
 from varlap.predict.draws import checked_num_samples
 from varlap.predict.inputs import Inputs
 from varlap.predict.linearised import linearised_outputs
@@ -87,8 +87,8 @@ def predict(
         tell_of_untrained_variances(bnn)
     if how == "sampled":
         warn_of_collapse(bnn)
-    if how == "linearised":
-        tell_of_batch_statistics(bnn)
+    if how != "mean" and statistics is None:
+        warn_of_batch_statistics(bnn)
     inputs = Inputs(bnn, x, batch_size)
     # The lock on the generators comes first: of two threads each would put back what the other one has set.
     with Streams(seed, 0).around_network(bnn.device), bnn.evaluating(), bnn.spare_buffers():

@@ -17,6 +17,7 @@ from varlap.posterior.buffers import KeptBuffers
 from varlap.streams import Streams
 
 BATCH_SIZE = 128
+Layers = list[nn.modules.batchnorm._NormBase]
 
 
 @torch.no_grad()
@@ -55,15 +56,11 @@ def reestimate_statistics(bnn: BNN, data: Any, *, batch_size: int = BATCH_SIZE, 
 
 def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE, seed: int = 0) -> int:
     """Move the running statistics to those of the data; the rest of the network is in evaluation mode already."""
-    layers = [
-        module
-        for module in bnn.network.modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
-    ]
+    layers = layers_with_statistics(bnn.network)
     if not layers:
         return 0
     num_items = 0
-    with _moving(layers):
+    with moving(layers):
         for x, y in as_batches(_shuffled(data, seed, bnn.dtype), batch_size, bnn.dtype):
             size = tree.leading_size(y) or 0
             if num_items and size == 1:
@@ -75,6 +72,12 @@ def reestimate(bnn: BNN, data: Any, batch_size: int = BATCH_SIZE, seed: int = 0)
     if not num_items:
         raise BatchError("the data for batch norm's statistics hold no items; give at least a batch of training data")
     return len(layers)
+
+
+def layers_with_statistics(network: nn.Module) -> Layers:
+    """Return the layers that keep running statistics."""
+    norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    return [norm for norm in norms if norm.running_mean is not None]
 
 
 def _shuffled(data: Any, seed: int, dtype: torch.dtype) -> Any:
@@ -91,15 +94,16 @@ def _shuffled(data: Any, seed: int, dtype: torch.dtype) -> Any:
 
 
 @contextlib.contextmanager
-def _moving(layers: list[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
-    """Let these layers use and follow the statistics of each batch, from zero."""
+def moving(layers: Layers, momentum: float | None = None) -> Iterator[None]:
+    """Let these layers use and follow the statistics of each batch, from zero; momentum 1 keeps the last one's."""
     settings = [(layer, layer.training, layer.momentum) for layer in layers]
     try:
         for layer in layers:
             layer.reset_running_stats()
             layer.training = True
+            layer.momentum = momentum
         yield
     finally:
-        for layer, training, momentum in settings:
+        for layer, training, before in settings:
             layer.training = training
-            layer.momentum = momentum
+            layer.momentum = before
