@@ -171,6 +171,15 @@ def noisy_wave(frequency: float, num_rows: int, seed: int = 0) -> tuple[np.ndarr
     return X, np.sin(frequency * X[:, 0]) + 0.1 * draws.standard_normal(num_rows)
 
 
+def test_the_page_says_how_far_to_trust_a_std_away_from_the_data():
+    model = varlap.VLRegressor(random_state=0).fit(*noisy_wave(1, 300))
+    mean, std = model.predict([[0.0], [6.0], [30.0]], return_std=True)
+    assert (
+        f"it is {std[0]:.2f} at 0, {std[1]:.2f} at 6, where the mean is off by {abs(np.sin(6) - mean[1]):.2f}, and "
+        f"{std[2]:.2f} at 30"
+    ) in words(PAGE)
+
+
 def test_the_page_says_what_a_second_look_finds():
     data, others = noisy_wave(3, 100), noisy_wave(3, 1000, seed=1)
     with warnings.catch_warnings(action="ignore"):

@@ -47,7 +47,7 @@ class VLRegressor(RegressorMixin, VLEstimator):
         prior: of the weights, such as `varlap.OneScalePrior(1.0)`; by default `varlap.EmpiricalBayesPrior()`, or
             `varlap.FanInPrior()` from 2,000 rows on.
         how: the way to predict, "mean", "linearised" or "sampled"; by default linearised, in closed form: the mean
-            network's mean, and a variance that grows away from the data.
+            network's mean, and a variance that grows a little away from the data, less than the error does.
         cv: folds, or a splitter of scikit-learn, for `beta="cv"`.
         device: where to train, such as "cuda".
         random_state: a seed, or a generator of numpy.
