@@ -20,6 +20,7 @@ FEW = {"hidden": (4,), "epochs": 40, "lr": 0.05, "random_state": 0}
 MOST_CPU_S = 60  # of the processor, since other programs may use the machine
 
 
+@pytest.mark.filterwarnings("ignore:VLRegressor's mean explains")  # some of their tables are noise
 @pytest.mark.parametrize("kind", [varlap.VLClassifier, varlap.VLRegressor])
 def test_every_check_of_scikit_learn_passes(kind):
     """With sample weights, and with none declared to fail."""

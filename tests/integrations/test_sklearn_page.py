@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import statistics
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import varlap
 from varlap.experiments.uci.summary import Estimate
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +163,29 @@ def test_the_defaults_are_nowhere_said_to_be_tested_independently(script, stored
         assert "so this is no independent test" in text
     source = words(ROOT / "src" / "varlap" / "integrations" / "scikit_learn" / "sizing.py")
     assert "so those are no independent test" in source
+
+
+def noisy_wave(frequency: float, num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(seed)
+    X = draws.uniform(-3, 3, (num_rows, 1))
+    return X, np.sin(frequency * X[:, 0]) + 0.1 * draws.standard_normal(num_rows)
+
+
+def test_the_page_says_how_far_to_trust_a_std_away_from_the_data():
+    model = varlap.VLRegressor(random_state=0).fit(*noisy_wave(1, 300))
+    mean, std = model.predict([[0.0], [6.0], [30.0]], return_std=True)
+    assert (
+        f"it is {std[0]:.2f} at 0, {std[1]:.2f} at 6, where the mean is off by {abs(np.sin(6) - mean[1]):.2f}, and "
+        f"{std[2]:.2f} at 30"
+    ) in words(PAGE)
+
+
+def test_the_page_says_what_a_second_look_finds():
+    data, others = noisy_wave(3, 100), noisy_wave(3, 1000, seed=1)
+    with warnings.catch_warnings(action="ignore"):
+        first = varlap.VLRegressor(beta=0.6, random_state=0).fit(*data).score(*others)
+    found = varlap.VLRegressor(random_state=0).fit(*data).score(*others)
+    assert f"a score of {found:.2f} on other rows; the first fit alone has {first:.2f}" in words(PAGE)
 
 
 # ---- the README ---------------------------------------------------------------------------------------------------

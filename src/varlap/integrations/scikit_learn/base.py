@@ -86,6 +86,8 @@ class VLEstimator(BaseEstimator, ABC):
         self.beta_ = self._chosen_beta(X, y, weights)
         self._prepare(X, y, weights, sizing)
         self._train(X, y, weights, self._plan.epochs, schedule="cosine")
+        if sizing is None:  # not a part of the table, whose fit is to be judged by others
+            self._look_back(X, y, weights)
         self._learn_noise(X, y, weights)
         return self
 
@@ -95,7 +97,7 @@ class VLEstimator(BaseEstimator, ABC):
         self._scaler = StandardScaler()
         self._scaler.fit(X, sample_weight=weights)
         self._num_seen, self._num_calls = 0.0, 0
-        self._make_network(len(X), _total(weights, X), sizing)
+        self._make_network(len(X), total_of(weights, X), sizing)
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
         """Take one more pass, over these rows; N counts all rows seen so far."""
@@ -113,8 +115,8 @@ class VLEstimator(BaseEstimator, ABC):
         self._learn_targets(y, weights)
         self._scaler.partial_fit(X, sample_weight=weights)
         if first:
-            defaults = self._defaults.of(_total(weights, X))
-            self._make_network(len(X), _total(weights, X), Sizing(defaults, small=False))
+            defaults = self._defaults.of(total_of(weights, X))
+            self._make_network(len(X), total_of(weights, X), Sizing(defaults, small=False))
         self._train(X, y, weights, 1, schedule="constant")
         return self
 
@@ -176,6 +178,9 @@ class VLEstimator(BaseEstimator, ABC):
     def _forget_noise(self) -> None:
         """Drop what was learnt of the noise around a network that is about to change."""
 
+    def _look_back(self, X: Any, y: Any, weights: Any) -> None:
+        """Look at what the network has learnt; train again or warn, if it is next to nothing."""
+
     def _learn_noise(self, X: Any, y: Any, weights: Any) -> None:
         """Learn how the noise depends on the inputs, once the network is trained."""
 
@@ -208,7 +213,7 @@ class VLEstimator(BaseEstimator, ABC):
 
     def _train(self, X: Any, y: Any, weights: Any, epochs: int, schedule: str) -> None:
         self._forget_noise()
-        total = _total(weights, X)
+        total = total_of(weights, X)
         self._num_seen += total
         self._num_calls += 1
         self.history_ = self._run(
@@ -264,7 +269,7 @@ class VLEstimator(BaseEstimator, ABC):
 
     def _chosen_beta(self, X: Any, y: Any, weights: Any) -> float:
         if self.beta is None or isinstance(self.beta, Real):
-            return self._defaults.of(_total(weights, X)).beta if self.beta is None else float(self.beta)
+            return self._defaults.of(total_of(weights, X)).beta if self.beta is None else float(self.beta)
         betas: Any = BETAS if isinstance(self.beta, str) and self.beta == "cv" else self.beta
         if isinstance(betas, str) or not len(betas):
             raise ConfigError(
@@ -312,7 +317,12 @@ class VLEstimator(BaseEstimator, ABC):
             return bnn.predict(inputs, how=how, **options)
 
 
-def _total(weights: Any, X: Any) -> float:
+def total_of(weights: Any, X: Any) -> float:
+    """Return the number of data that rows of these weights are.
+
+    >>> total_of(None, np.zeros((3, 1))), total_of(np.array([1.0, 0.5]), np.zeros((2, 1)))
+    (3.0, 1.5)
+    """
     return float(len(X) if weights is None else weights.sum())
 
 

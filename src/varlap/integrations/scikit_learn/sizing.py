@@ -78,6 +78,11 @@ NUMBERS = BySize(
     fewest_large=FEWEST_LARGE,
     very_large=replace(_LARGE_OF_NUMBERS, hidden=(100, 100), lr_of_batches=0.03),
 )
+AGAIN = (  # for a small table of numbers whose fit came out flat; first what lets the weights learn most
+    replace(NUMBERS.small, beta=0.1, warmup=0.6, prior=FanInPrior()),
+    replace(NUMBERS.small, beta=0.3, warmup=0.6),
+)
+FEWEST_STEPS_AGAIN = 1000
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,15 @@ def num_steps(num_data: float) -> int:
     """
     wanted = min(STEPS_PER_ROW * num_data, STEPS_PER_ROOT * math.sqrt(num_data))
     return min(max(FEWEST_STEPS, 10 * round(wanted / 10)), MOST_STEPS)
+
+
+def steps_again(num_data: float) -> int:
+    """Return how many steps a network takes that is trained again.
+
+    >>> steps_again(100), steps_again(1900)
+    (1000, 1310)
+    """
+    return max(FEWEST_STEPS_AGAIN, num_steps(num_data))
 
 
 def is_small(bnn: BNN, num_rows: int, num_data: float, num_outputs: int) -> bool:
