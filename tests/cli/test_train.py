@@ -124,7 +124,7 @@ def test_a_result_says_whether_its_images_were_augmented(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "digit"], "Did you mean 'digits'"),
+        (["train", "digit"], "did you mean 'digits'"),
         ([*QUICK, "--beta", "-1"], "beta=-1.0) must be finite and not negative"),
         ([*QUICK, "--lr", "0"], "fit(lr=0.0) must be positive and finite"),
         ([*QUICK, "--precision", "fp8"], "choose 'fp32', 'bf16' or 'fp16'"),
