@@ -194,13 +194,10 @@ def test_what_is_no_finished_run_is_named(run: Path, tmp_path: Path):
     _refused([], run, "is a run of varlap.fit, which does not tell its network or data; evaluate it in Python")
 
 
-def test_results_of_other_versions_are_read_or_named(run: Path):
+def test_results_of_other_versions_are_named(run: Path):
     result = json.loads((run / "result.json").read_text())
-    seconds = result.pop("seconds")
-    (run / "result.json").write_text(json.dumps(result))
-    assert TrainedRun.open(run).seconds == pytest.approx(seconds)
-    result.pop("normaliser")
-    (run / "result.json").write_text(json.dumps(result))
+    less = {name: value for name, value in result.items() if name != "normaliser"}
+    (run / "result.json").write_text(json.dumps(less))
     _refused(
         [], run, "result.json does not say normaliser: another version of varlap wrote it; repeat its `varlap train`"
     )

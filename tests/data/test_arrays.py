@@ -137,7 +137,7 @@ def test_missing_file_names_the_folder_the_command_and_the_variable(folder, name
 )
 def test_misspelt_name_gets_did_you_mean(folder, name, meant):
     np.savez(folder / "my_Cats.npz", **arrays())
-    with pytest.raises(DataError, match=rf"no file {name}\.npz in .*\. Did you mean '{meant}'"):
+    with pytest.raises(DataError, match=rf"no file {name}\.npz in .*; did you mean '{meant}'\?"):
         load(name)
 
 

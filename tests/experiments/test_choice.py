@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import threading
 from pathlib import Path
@@ -196,16 +195,6 @@ def test_two_commands_that_record_at_once_lose_nothing_of_each_other(tmp_path: P
     for thread in threads:
         thread.join(10)
     assert set(recorded(store)[0].seeds) == {"map", "vl"}
-
-
-def test_a_record_that_says_seeds_and_sweep_once_for_all_methods_is_read(tmp_path: Path):
-    store = _store(tmp_path, made_sweep(num_epochs=50))
-    lines = final_runs(_grid(), store).lines
-    record(lines, store)
-    path = next((tmp_path / "final").glob("*.json"))
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"seeds": [0, 1, 2], "sweep_epochs": 50, "sweep_seeds": [0]}))
-    assert recorded(store) == list(lines)
 
 
 def test_a_way_that_the_sweep_has_not_scored_takes_the_beta_of_the_mean(tmp_path: Path):

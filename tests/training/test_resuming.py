@@ -1,8 +1,6 @@
 """Claims about runs that are carried on: they end with the bits of a run that was never stopped."""
 
 import itertools
-import json
-import shutil
 import subprocess
 import sys
 import time
@@ -30,7 +28,7 @@ from torch import nn
 
 import varlap
 from varlap.errors import ConfigError, NonFiniteError
-from varlap.training import TrainingStep, loop, run_folder
+from varlap.training import TrainingStep, loop
 from varlap.training.run_folder import newest
 
 
@@ -157,14 +155,11 @@ def test_a_data_set_is_carried_on(tmp_path: Path):
     assert same_bits(alone, carried_on)
 
 
-def test_a_setting_that_a_later_version_has_added_does_not_keep_a_run_from_being_carried_on(tmp_path: Path):
+def test_a_setting_without_consequence_does_not_keep_a_run_from_being_carried_on(tmp_path: Path):
     alone, carried_on = made_bnn(), made_bnn()
     fit_small(alone)
     with pytest.raises(Stopped):
         fit_small(made_bnn(), at_step(8, stop), out=tmp_path, save_every=1)
-    spec = json.loads((tmp_path / "spec.json").read_text())
-    del spec["settings"]["momentum"], spec["settings"]["validate_every"]
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
     with pytest.raises(ConfigError, match=r"it has momentum=0\.0, not 0\.9"):
         fit_small(made_bnn(), out=tmp_path, optimizer="SGD")
     fit_small(carried_on, out=tmp_path, save_every=1, validate_every=2)  # which nobody goes by here
@@ -191,16 +186,8 @@ def test_an_epoch_that_was_carried_on_has_the_seconds_of_both_parts(tmp_path: Pa
 
     with pytest.raises(Stopped):
         fit_small(made_bnn(), each_step(stop_at=7), out=tmp_path / "run", save_every=1)
-    shutil.copytree(tmp_path / "run", tmp_path / "earlier")
     history = fit_small(made_bnn(), each_step(), out=tmp_path / "run", save_every=1)
     assert [row["seconds"] for row in history.epochs] == [50.0, 50.0, 50.0, 50.0]
-
-    found = newest(tmp_path / "earlier")  # as an earlier version has written it
-    assert found is not None
-    assert found.documents["state"].pop("epoch_seconds") == 20.0
-    monkeypatch.setattr(run_folder.RunFolder, "newest", lambda _: found)
-    history = fit_small(made_bnn(), each_step(), out=tmp_path / "earlier")
-    assert [row["seconds"] for row in history.epochs] == [50.0, 30.0, 50.0, 50.0]
 
 
 def test_where_the_system_does_not_tell_the_memory_a_training_does_without():

@@ -14,7 +14,7 @@ from varlap.cli.dry_run import show_plan
 from varlap.cli.mistakes import log_to_stderr, user_mistakes
 from varlap.cli.report import show_parts
 from varlap.cli.reproduce_uci import reproduce_uci
-from varlap.cli.settings import setting_of
+from varlap.cli.settings import with_settings
 from varlap.cli.stopping import page_if_stopped
 from varlap.errors import ConfigError, MissingExtraError, VarlapError, did_you_mean, warn
 from varlap.experiments import Experiment, RunSpec, Store, run_grid
@@ -180,14 +180,7 @@ def _changes(
         options["seed"] = f"--seeds {seeds}", list(range(seeds))
     if linearised is not None:
         options["linearised"] = "--linearised" if linearised else "--no-linearised", linearised
-    changes = {name: value for name, (_, value) in options.items()}
-    for pair in settings or []:
-        name, value = setting_of(pair)
-        if name in changes:
-            other = options[name][0] if name in options else f"another --set {name}"
-            raise ConfigError(f"--set {pair} and {other} are about the same setting; give one of them")
-        changes[name] = value
-    return changes
+    return with_settings(options, settings or [], elsewhere={})
 
 
 def _check_budget(budget: float | None) -> None:

@@ -1,6 +1,7 @@
-"""A setting as it is typed: --set NAME=VALUE."""
+"""Settings as they are typed: --set NAME=VALUE."""
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from varlap.errors import ConfigError
@@ -18,6 +19,31 @@ def setting_of(pair: str) -> tuple[str, Any]:
     if name == "recipe":
         raise ConfigError(f"--set {pair}: a recipe is a set of settings; choose it by --recipe {text}")
     return name, _value(pair, text)
+
+
+def with_settings(
+    options: Mapping[str, tuple[str, Any]], pairs: Iterable[str], elsewhere: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the settings that options and --set change, by name; each may be given once.
+
+    Args:
+        options: of each setting that an option changes, what was typed and what it means.
+        pairs: what was typed after each --set.
+        elsewhere: what has another place than --set, and which.
+
+    >>> with_settings({"epochs": ("--epochs 3", 3)}, ["lr=0.1"], {})
+    {'epochs': 3, 'lr': 0.1}
+    """
+    changes = {name: value for name, (_, value) in options.items()}
+    for pair in pairs:
+        name, value = setting_of(pair)
+        if name in elsewhere:
+            raise ConfigError(f"--set {pair}: {elsewhere[name]}")
+        if name in changes:
+            other = options[name][0] if name in options else f"another --set {name}"
+            raise ConfigError(f"--set {pair} and {other} are about the same setting; give one of them")
+        changes[name] = value
+    return changes
 
 
 def _value(pair: str, text: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from varlap.cli.settings import setting_of
+from varlap.cli.settings import with_settings
 from varlap.errors import ConfigError
 from varlap.experiments import ImageTask, RunSpec
 from varlap.experiments.grid import RECIPES
@@ -102,7 +102,8 @@ def by_recipe(
     if method is Method.vl_hessian:
         raise ConfigError(f"--recipe {recipe} is for map, vi, vl and laplace; leave it out for --method vl-hessian")
     settings = RECIPES[recipe] | {"precision": "bf16" if device.type == "cuda" else "fp32"}
-    settings |= _changes(given, pairs)
+    options = {name: (f"--{name.replace('_', '-')}", value) for name, value in given.items()}
+    settings |= with_settings(options, pairs, ELSEWHERE)
     if "model" not in settings:
         settings["model"] = ImageTask(data).chosen_model
     trained = "map" if method is Method.laplace else method.value
@@ -117,16 +118,3 @@ def by_recipe(
         label=spec.stated() | {"method": method.value, "model": spec.model, "validation": spec.validation},
         told={"seed": seed, "held_out_seed": HELD_OUT_SEED, "spec": spec.stated()},
     )
-
-
-def _changes(given: Mapping[str, Any], pairs: Sequence[str]) -> dict[str, Any]:
-    changes = dict(given)
-    for pair in pairs:
-        name, value = setting_of(pair)
-        if name in ELSEWHERE:
-            raise ConfigError(f"--set {pair}: {ELSEWHERE[name]}")
-        if name in changes:
-            other = f"--{name.replace('_', '-')}" if name in given else f"another --set {name}"
-            raise ConfigError(f"--set {pair} and {other} are about the same setting; give one of them")
-        changes[name] = value
-    return changes

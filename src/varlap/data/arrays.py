@@ -1,6 +1,5 @@
 """Image data sets as tensors: scikit-learn's digits, or NAME.npz files in the data folder."""
 
-import difflib
 import os
 import sys
 import zipfile
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from varlap.data.sources import SOURCES
-from varlap.errors import DataError, needs_extra
+from varlap.errors import DataError, did_you_mean, needs_extra
 
 KNOWN_NAMES = ("digits", *SOURCES)
 """The data sets of the command line; `load` reads any other NAME.npz as well."""
@@ -143,12 +142,11 @@ def _load_digits() -> ArrayData:
 
 
 def _not_found(name: str, folder: Path) -> str:
-    by_lower = {known.lower(): known for known in [*sorted(path.stem for path in folder.glob("*.npz")), *KNOWN_NAMES]}
-    close = [by_lower[known] for known in difflib.get_close_matches(name.lower(), by_lower)]
-    did_you_mean = f" Did you mean {' or '.join(map(repr, close))}?" if close and name not in close else ""
+    known = {path.stem for path in folder.glob("*.npz")}.union(KNOWN_NAMES)
+    hint = "" if name in known else did_you_mean(name, sorted(known), otherwise="")
     fetch = f"Fetch it with `varlap data get {name}`, put" if name in SOURCES else "Put"
     return (
-        f"data set {name!r} not found: no file {name}.npz in {folder}.{did_you_mean} "
+        f"data set {name!r} not found: no file {name}.npz in {folder}{f'; {hint}' if hint else '.'} "
         f"{fetch} the file there, or set VARLAP_DATA to the folder that holds it"
     )
 

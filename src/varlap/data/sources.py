@@ -1,7 +1,7 @@
 """Where the image data sets of the paper's experiments come from, and how to know them."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -108,6 +108,22 @@ def hash_arrays(arrays: Arrays) -> dict[str, str]:
     }
 
 
+def _idx(name: str, base: str, *, files: Sequence[tuple[int, str]], arrays: Sequence[str]) -> Source:
+    """Return a data set in MNIST's form, of each file its size and SHA-256, and of each array its SHA-256."""
+    names = (f"{base}/{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
+    keys = (f"{part}_{what}" for part in _PARTS for what in ("images", "labels"))
+    return Source(
+        name,
+        tuple(Archive(url, *known) for url, known in zip(names, files, strict=True)),
+        read_idx,
+        image_shape=(28, 28),
+        num_train=60_000,
+        num_test=10_000,
+        num_classes=10,
+        sha256=dict(zip(keys, arrays, strict=True)),
+    )
+
+
 # Sizes and SHA-256 of the archives as published by TensorFlow Datasets. Of the arrays: computed from the originals.
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -115,77 +131,37 @@ _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _SVHN = "http://ufldl.stanford.edu/housenumbers"
 
 _ALL = (
-    Source(
+    _idx(
         "fashion_mnist",
-        (
-            Archive(
-                f"{_FASHION}/train-images-idx3-ubyte.gz",
-                26_421_880,
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            ),
-            Archive(
-                f"{_FASHION}/train-labels-idx1-ubyte.gz",
-                29_515,
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            ),
-            Archive(
-                f"{_FASHION}/t10k-images-idx3-ubyte.gz",
-                4_422_102,
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            ),
-            Archive(
-                f"{_FASHION}/t10k-labels-idx1-ubyte.gz",
-                5_148,
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            ),
+        _FASHION,
+        files=(
+            (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+            (29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+            (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
         ),
-        read_idx,
-        image_shape=(28, 28),
-        num_train=60_000,
-        num_test=10_000,
-        num_classes=10,
-        sha256={
-            "train_images": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
-            "train_labels": "e3245b63f7c40d1c8b652835f19744d970c1613b40ddac6bcfc87b9c46e16a0b",
-            "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
-            "test_labels": "d51d859896c55775b9e9e219b77ff03bcec1b6ac322f313544dc3f9e7bc94fae",
-        },
+        arrays=(
+            "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+            "e3245b63f7c40d1c8b652835f19744d970c1613b40ddac6bcfc87b9c46e16a0b",
+            "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+            "d51d859896c55775b9e9e219b77ff03bcec1b6ac322f313544dc3f9e7bc94fae",
+        ),
     ),
-    Source(
+    _idx(
         "mnist",
-        (
-            Archive(
-                f"{_MNIST}/train-images-idx3-ubyte.gz",
-                9_912_422,
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            Archive(
-                f"{_MNIST}/train-labels-idx1-ubyte.gz",
-                28_881,
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            Archive(
-                f"{_MNIST}/t10k-images-idx3-ubyte.gz",
-                1_648_877,
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            Archive(
-                f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
-                4_542,
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
+        _MNIST,
+        files=(
+            (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
         ),
-        read_idx,
-        image_shape=(28, 28),
-        num_train=60_000,
-        num_test=10_000,
-        num_classes=10,
-        sha256={
-            "train_images": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
-            "train_labels": "e474323ac02fc156161b0bbb1f8c9cfeb327a74bcd9f9680a8385269a24f566c",
-            "test_images": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
-            "test_labels": "2fd8de6bdb8d11780b4b96dc57847bcfe6953f7c32aa48bfcd8237c3b7847243",
-        },
+        arrays=(
+            "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "e474323ac02fc156161b0bbb1f8c9cfeb327a74bcd9f9680a8385269a24f566c",
+            "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "2fd8de6bdb8d11780b4b96dc57847bcfe6953f7c32aa48bfcd8237c3b7847243",
+        ),
     ),
     Source(
         "cifar10",

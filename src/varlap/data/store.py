@@ -1,7 +1,6 @@
 """Data sets in the data folder: fetched, listed and verified."""
 
 import contextlib
-import difflib
 import importlib.util
 import itertools
 import zipfile
@@ -17,7 +16,7 @@ from varlap.data.arrays import data_folder, load
 from varlap.data.download import Progress, UnreachableError, download
 from varlap.data.sources import SOURCES, Archive, Source, hash_arrays
 from varlap.data.tables import UCI_SETS, uci_hint
-from varlap.errors import ConfigError, DataError, missing_extra, warn
+from varlap.errors import ConfigError, DataError, did_you_mean, missing_extra, warn
 from varlap.files import alone, locked, replacing
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -97,7 +96,7 @@ def get(
     >>> get("cifar")
     Traceback (most recent call last):
         ...
-    varlap.errors.DataError: no data set 'cifar' to fetch; did you mean 'cifar10' or 'cifar100'? There are ...
+    varlap.errors.DataError: no data set 'cifar' to fetch; did you mean 'cifar10'?
     """
     source = name if isinstance(name, Source) else find_source(name, SOURCES)
     folder = data_folder() if folder is None else Path(folder).expanduser()
@@ -140,9 +139,7 @@ def find_source(name: str, sources: Mapping[str, Source]) -> Source:
         )
     if name == "uci" or name in UCI_SETS:
         raise DataError(f"the UCI tables are not fetched, since no SHA-256 is published. {uci_hint(data_folder())}")
-    close = difflib.get_close_matches(name.lower(), sources)
-    hint = f"did you mean {' or '.join(map(repr, sorted(close)))}? There" if close else "there"
-    raise DataError(f"no data set {name!r} to fetch; {hint} are {', '.join(sources)}")
+    raise DataError(f"no data set {name!r} to fetch; {did_you_mean(name, sources)}")
 
 
 def look(path: Path) -> Stored:

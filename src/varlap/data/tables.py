@@ -1,6 +1,5 @@
 """Tables for regression: the nine UCI sets and the standard splits that papers on Bayesian networks report."""
 
-import difflib
 import io
 import lzma
 import re
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from varlap.data.arrays import data_folder
-from varlap.errors import DataError
+from varlap.errors import DataError, did_you_mean
 
 UCI_SETS: Mapping[str, str] = MappingProxyType(
     {
@@ -119,7 +118,7 @@ def load_uci(name: str, folder: str | Path | None = None) -> TableData:
 
     >>> load_uci("bosten")
     Traceback (most recent call last):
-    varlap.errors.DataError: no UCI table 'bosten'; did you mean 'boston'? There are boston, concrete, energy, ...
+    varlap.errors.DataError: no UCI table 'bosten'; did you mean 'boston'?
     """
     short = uci_name(name)
     folder = data_folder() if folder is None else Path(folder).expanduser()
@@ -153,9 +152,7 @@ def uci_name(name: str) -> str:
     by_folder = {folder: short for short, folder in UCI_SETS.items()}
     if name in UCI_SETS or name in by_folder:
         return by_folder.get(name, name)
-    close = difflib.get_close_matches(name, UCI_SETS, 1)
-    hint = f"did you mean {close[0]!r}? There" if close else "there"
-    raise DataError(f"no UCI table {name!r}; {hint} are {', '.join(UCI_SETS)}")
+    raise DataError(f"no UCI table {name!r}; {did_you_mean(name, UCI_SETS)}")
 
 
 def _find_files(name: str, folder: Path) -> tuple[str, dict[str, str]]:

@@ -137,9 +137,6 @@ def _read(path: Path) -> FinalLine:
         content: dict[str, Any] = json.loads(path.read_text())
         content["spec"] = RunSpec.of(content["spec"])
         content["rows"] = tuple(FinalRow(**row) for row in content["rows"])
-        for name in BY_METHOD:
-            if not isinstance(content[name], dict):  # files of an earlier version say it once for all methods
-                content[name] = dict.fromkeys(content["sweep_betas"], content[name])
         for name in ("seeds", "sweep_betas", "sweep_seeds"):
             content[name] = {method: tuple(values) for method, values in content[name].items()}
         return FinalLine(**content)

@@ -12,9 +12,9 @@ from varlap.errors import CheckpointError, ConfigError
 from varlap.experiments.image_task import ImageTask
 from varlap.posterior import BNN
 from varlap.training import load
-from varlap.training.records import Records
 
-NEEDED = ("data", "model", "method", "beta", "epochs", "seed", "validation", "normaliser")
+TOLD = ("data", "model", "method", "beta", "epochs", "seed", "validation")
+NEEDED = (*TOLD, "augment", "normaliser", "seconds")
 SHOWN_SETTINGS = ("lr", "batch_size", "precision", "log_sigma_lr_multiplier", "schedule")
 NAMES = {"map": "MAP", "vi": "VI", "vl": "VL", "vl-hessian": "VL(H)", "laplace": "Laplace"}
 
@@ -70,21 +70,17 @@ class TrainedRun:
         return NAMES.get(method, method)
 
     @property
-    def seconds(self) -> float | None:
-        """The time that its epochs took; older runs have it in `metrics.jsonl` only."""
-        if "seconds" in self.result:
-            return self.result["seconds"]
-        rows = Records(self.folder / "metrics.jsonl").rows()
-        return sum(row.get("seconds", 0.0) for row in rows) if rows else None
+    def seconds(self) -> float:
+        """The time that its epochs took."""
+        return self.result["seconds"]
 
     def spec(self) -> dict[str, Any]:
         """Return what decided the run: the words of `varlap train`."""
         path = self.folder / "spec.json"
         written = _read(path) if path.is_file() else {}
         settings = written.get("settings", {})
-        told = {name: self.result[name] for name in NEEDED if name != "normaliser"}
-        # Older results do not say it, but their specs name the function.
-        if self.result.get("augment", written.get("data", {}).get("augment") is not None):
+        told = {name: self.result[name] for name in TOLD}
+        if self.result["augment"]:
             told["augment"] = True
         of_the_recipe = self.result.get("spec", {})
         return of_the_recipe | told | {name: settings[name] for name in SHOWN_SETTINGS if name in settings}

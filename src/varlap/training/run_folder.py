@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
 NOT_OF_THE_SPEC = {"num_calls", "last_step", "compiled", "gradient_scale"}
-ADDED_LATER = {"momentum": 0.0, "validate_every": 1}  # settings that earlier versions lacked, and what these did
 NOT_COMPARED = {"num_checkpoints", "num_workers", "save_every", "save_pause_s", "compiled"}
 
 
@@ -165,8 +164,6 @@ def _differences(own: dict[str, Any], spec: dict[str, Any]) -> list[str]:
     for part in ("label", "objective", "settings", "model", "network", "data"):
         old, new = own.get(part), spec[part]
         if isinstance(old, dict) and isinstance(new, dict):
-            old = ADDED_LATER | old if part == "settings" else old
-            old = {"noise": new.get("noise")} | old if part == "model" else old  # earlier versions did not tell it
             free = NOT_COMPARED | _free_of_consequence(new)
             names = [name for name in (old.keys() | new.keys()) - free if old.get(name) != new.get(name)]
             called: dict[str, str] = {"fingerprint": "data of fingerprint"}  # which alone says nothing

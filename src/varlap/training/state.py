@@ -106,7 +106,7 @@ def from_checkpoint(
             {name: tensor.to(bnn.device) for name, tensor in tensors["best"].items()},
             document["stopped"],
             GradientScale(**document["gradient_scale"]),
-            float(document.get("epoch_seconds", 0.0)),  # earlier versions kept none
+            float(document["epoch_seconds"]),
         )
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
