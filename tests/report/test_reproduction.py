@@ -203,7 +203,9 @@ def test_methods_without_final_runs_stay_in_the_tables_by_the_runs_that_are_ther
     words = how_beta_was_chosen(sweep)
     assert words.startswith("The β of VL was chosen before")
     assert "The other methods have no final runs: their β is chosen by the NLL of held-out images among" in words
-    assert "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP + temperature scaling 3" in words
+    assert (
+        "here, the numbers of trials being VI (mean) 3; VI (10 samples) 3; MAP 3; MAP + temperature scaling 3" in words
+    )
     assert "At the end of its grid, so that a value beyond might be better: every row." in at_an_end(sweep)
     (all_final,) = sweeps([made_result("vl", 0.1)], [line])
     assert how_beta_was_chosen(all_final).startswith("The β of each row was chosen before")

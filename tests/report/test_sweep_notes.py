@@ -74,10 +74,8 @@ def test_final_rows_that_were_not_run_or_not_scored_are_named():
     older = dataclasses.replace(older, test={"mean": older.test["mean"]})
     (sweep,) = sweeps([older], [line])
     words = how_beta_was_chosen(sweep)
-    assert (
-        "Not run yet: VL at β 0.01 with seed 1; VL + temperature scaling at β 0.1; VL, linearised at β 0.01 with seed 1."
-        in words
-    )
+    missing = "VL at β 0.01 with seed 1; VL + temperature scaling at β 0.1; VL, linearised at β 0.01 with seed 1."
+    assert f"Not run yet: {missing}" in words
     assert "Run, but not scored in this way: VL, linearised at β 0.01." in words
     diverged = dataclasses.replace(made_result("vl", 0.01, seed=1), test={}, validation={}, failure="the loss is NaN")
     (sweep,) = sweeps([older, diverged], [line])
