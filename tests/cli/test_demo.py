@@ -97,6 +97,7 @@ def test_a_mistake_is_one_line_and_status_2(quick: None, tmp_path: Path, argumen
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
 
 
 def test_a_signal_has_its_own_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import varlap
 from varlap.cli import app
-from varlap.cli.training import Method, Training, by_recipe
+from varlap.cli.training import Training, by_recipe
 from varlap.experiments import RunSpec, Store, TrainedRun
 from varlap.experiments.grid import RECIPES
 from varlap.experiments.run import run
@@ -29,7 +29,7 @@ def _run(*arguments: str, status: int = 0) -> str:
 
 
 def _made(recipe: str = "sgd", *pairs: str, device: torch.device = CPU, **given: Any) -> Training:
-    return by_recipe(recipe, "digits", Method.vl, 0.1, 0, {"model": "mlp"} | given, pairs, device)
+    return by_recipe(recipe, "digits", "vl", 0.1, 0, {"model": "mlp"} | given, pairs, device)
 
 
 def _state(bnn: varlap.BNN) -> dict[str, torch.Tensor]:
@@ -79,7 +79,7 @@ def test_a_recipe_decides_what_is_not_given_and_an_option_what_is():
     found = _made("sgd", "clip_norm=none", "variances=learnt", augment=False, validation=0.0, **given)
     assert found.settings.items() >= (given | {"clip_norm": None, "optimizer": "SGD"}).items()
     assert (found.augment, found.task.held_out, found.objective.variances) == (False, None, "learnt")
-    assert by_recipe("ours", "digits", Method.map, 0.1, 0, {}, (), CPU).task.model == "convnet"  # as --model auto
+    assert by_recipe("ours", "digits", "map", 0.1, 0, {}, (), CPU).task.model == "convnet"  # as --model auto
 
 
 class Stop:

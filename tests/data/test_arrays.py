@@ -143,7 +143,7 @@ def test_misspelt_name_gets_did_you_mean(folder, name, meant):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "cifar10.npz"])
 def test_name_that_is_a_path_is_refused(folder, name):
-    with pytest.raises(DataError, match="give a plain name such as 'cifar10', and its folder as folder="):
+    with pytest.raises(DataError, match="give a plain name such as 'cifar10', and its folder as VARLAP_DATA"):
         load(name)
 
 

@@ -331,6 +331,19 @@ def test_an_interval_leaves_the_rest_of_its_level_in_the_normals_two_tails(level
     assert varlap.metrics.width(variance, level) == pytest.approx((high - low).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "ways", [{}, {"how": "sampled"}, {"how": "linearised"}, {"how": "linearised", "closed_form": True}]
+)
+def test_an_interval_of_counts_does_not_go_below_zero(ways):
+    bnn = varlap.BNN(torch.nn.Linear(2, 1), "poisson")
+    with varlap.errors.without_warnings():
+        prediction = bnn.predict(torch.randn(20, 2), **ways)
+    low, high = prediction.interval(0.99)
+    assert (prediction.mean - (high - prediction.mean) < 0).any()  # by the normal distribution alone
+    assert low.min() == 0
+    assert (low <= prediction.mean).all()
+
+
 @pytest.mark.parametrize("level", [0, 1, 95])
 def test_a_level_that_is_no_probability_is_refused(level):
     prediction = varlap.Prediction(mean=torch.zeros(1), variance=torch.ones(1))

@@ -38,10 +38,11 @@ def demo(
         task = ImageTask("digits", "mlp", validation=VALIDATION, seed=seed)
         progress = "bars" if sys.stderr.isatty() and not as_json else "none"
         comparison = Comparison(task, epochs=epochs, ood=ood, progress=progress)
+        methods = comparison.run(out, console.print)
         counts = [len(y) for y in (task.training[1], task.images.train_labels, task.test[1])]
         held_out = counts[1] - counts[0]
         console.print(f"digits: {counts[0]} images to train on, {held_out} held out, {counts[2]} to test on")
-        found = list(comparison.run(out, console.print))
+        found = list(methods)
         page = _report([out / folder_name(each.name) for each in found], out, console)
     if as_json:
         scores = {each.name: {"scores": each.scores, "spec": each.spec, "seconds": each.seconds} for each in found}

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,22 +18,14 @@ from varlap.files import finite
 from varlap.metrics.bootstrap import checked_bootstrap
 from varlap.posterior import BNN
 from varlap.posthoc import fit_temperature
-from varlap.predict.dispatch import DEFAULT_LINEARISED, DEFAULT_SAMPLES
+from varlap.predict.dispatch import DEFAULT_LINEARISED, DEFAULT_SAMPLES, How
 
 USUAL_SAMPLES = {"mean": None, "sampled": DEFAULT_SAMPLES, "linearised": DEFAULT_LINEARISED}
 
 
-class How(StrEnum):
-    """By which network to predict."""
-
-    mean = "mean"
-    sampled = "sampled"
-    linearised = "linearised"
-
-
 def evaluate(
     run: Annotated[Path, typer.Argument(help="a folder that `varlap train DATA --out RUN` wrote")],
-    how: Annotated[How, typer.Option(help="by the mean network, or by an average over the posterior")] = How.mean,
+    how: Annotated[How, typer.Option(help="by the mean network, or by an average over the posterior")] = "mean",
     num_samples: Annotated[int | None, typer.Option(min=1, help="draws of that average; 10 or 30 by default")] = None,
     ood: Annotated[
         str | None, typer.Option(help="images to be told apart: a data set of the same size, letters, or rotated")
@@ -66,7 +57,7 @@ def evaluate(
         _check_variances(opened, how)
         task, bnn = opened.task, opened.bnn(choose_device(device))
         options: dict[str, Any] = {
-            "how": how.value,
+            "how": how,
             "num_samples": num_samples,
             "seed": seed,
             "batch_size": batch_size,
@@ -98,9 +89,9 @@ def evaluate(
 
 
 def _check_variances(run: TrainedRun, how: How) -> None:
-    if run.result["method"] == "map" and how is not How.mean:
+    if run.result["method"] == "map" and how != "mean":
         raise ConfigError(
-            f"{run.folder} was trained by MAP, which learns no variances, so --how {how.value} has nothing to average "
+            f"{run.folder} was trained by MAP, which learns no variances, so --how {how} has nothing to average "
             "over; use --how mean, or train with --method laplace, vi or vl"
         )
 

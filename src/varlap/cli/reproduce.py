@@ -2,10 +2,11 @@
 
 import contextlib
 import json
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 import typer
 from rich.console import Console
 
@@ -23,17 +24,11 @@ from varlap.experiments.final_line import record, recorded
 from varlap.experiments.grid_progress import GridProgress
 from varlap.experiments.grid_run import Outcome, check_data
 from varlap.experiments.known_runs import KnownRuns
-from varlap.experiments.plan import plan
+from varlap.experiments.plan import PlannedRun, plan
 from varlap.report.reproduction import as_json as plain, write_reproduction
 from varlap.report.sweeps import sweeps
 
-
-class Recipe(StrEnum):
-    """Which settings to train with."""
-
-    paper = "paper"
-    ours = "ours"
-    sgd = "sgd"
+Recipe = Literal["paper", "ours", "sgd"]
 
 
 def reproduce(
@@ -44,7 +39,7 @@ def reproduce(
     data: Annotated[list[str] | None, typer.Option(help="only this data set; may be repeated")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="length of each run; the schedule scales with it")] = None,
     budget: Annotated[float | None, typer.Option(help="minutes; the same command carries on with what is left")] = None,
-    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours for Adam or for SGD")] = Recipe.paper,
+    recipe: Annotated[Recipe, typer.Option(help="the paper's settings, or ours for Adam or for SGD")] = "paper",
     seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, counted from 0")] = None,
     final: Annotated[
         bool, typer.Option("--final", help="train only at the β that a finished sweep in RUNS chose")
@@ -87,19 +82,18 @@ def reproduce(
     with user_mistakes():
         _check_budget(budget)
         if what == "uci":  # tables with splits of their own, no grid of images
-            _refuse_for_uci(
+            _check_for_uci(
                 {
-                    "--recipe": recipe is not Recipe.paper,
+                    "--recipe": recipe != "paper",
                     "--seeds": seeds,
                     "--final": final,
                     "--again": again,
                     "--linearised" if linearised else "--no-linearised": linearised is not None,
                     "--set": settings,
                     "--dry-run": dry_run,
-                }
+                },
+                device,
             )
-            if device not in (None, "cpu"):
-                raise ConfigError(f"--device {device}: uci runs on the CPU, its networks being so small; leave it out")
             chosen = {"data": data or (), "splits": splits, "epochs": epochs, "budget": budget}
             reproduce_uci(out or Path("runs/uci"), **chosen, quiet=quiet, as_json=as_json)
             return
@@ -108,7 +102,7 @@ def reproduce(
         if splits is not None:
             raise ConfigError(f"--splits is for uci, whose tables come with them; {what} has --seeds")
         changes = _changes(data, epochs, seeds, linearised, settings)
-        experiment = _experiment(what, recipe.value, changes)
+        experiment = _experiment(what, recipe, changes)
         store = Store(out or _default_folder(what, experiment.name))
         _check_folder(store)
         chosen_device = choose_device(device)
@@ -117,17 +111,10 @@ def reproduce(
         specs = experiment.specs if choice is None else choice.specs
         planned = plan(specs, store, device=chosen_device, again=again)
         if dry_run:
-            show_plan(planned, {"experiment": experiment.name, "out": str(store.folder)}, as_json)
-            try:
-                check_data(specs, store, KnownRuns(store, again))
-            except VarlapError as error:
-                warn(f"without --dry-run this would be refused: {error}")
+            _dry_run(experiment, specs, planned, store, again=again, as_json=as_json)
             return
         check_data(specs, store, KnownRuns(store, again))
-        pending = [run.spec for run in planned if run.state == "pending"]
-        if pending:
-            largest = max(pending, key=lambda spec: (spec.model == "preact-resnet-18", spec.width))
-            warn_if_slow(chosen_device, largest.model, largest.width, "--set width=8 --set num_train=5000 --epochs 20")
+        _warn_if_slow(planned, chosen_device)
         if choice is not None:
             record(choice.lines, store)
             for line in choice.chosen:
@@ -147,10 +134,36 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _refuse_for_uci(given: dict[str, Any]) -> None:
+def _check_for_uci(given: dict[str, Any], device: str | None) -> None:
     for option, value in given.items():
         if value:
             raise ConfigError(f"{option} is for images; uci takes --data, --splits, --epochs, --budget and --out")
+    if device not in (None, "cpu"):
+        raise ConfigError(f"--device {device}: uci runs on the CPU, its networks being so small; leave it out")
+
+
+def _warn_if_slow(planned: Sequence[PlannedRun], device: torch.device) -> None:
+    """Say at once where the largest of the runs to come will be slow."""
+    pending = [run.spec for run in planned if run.state == "pending"]
+    if pending:
+        largest = max(pending, key=lambda spec: (spec.model == "preact-resnet-18", spec.width))
+        warn_if_slow(device, largest.model, largest.width, "--set width=8 --set num_train=5000 --epochs 20")
+
+
+def _dry_run(
+    experiment: Experiment,
+    specs: Sequence[RunSpec],
+    planned: Sequence[PlannedRun],
+    store: Store,
+    *,
+    again: bool,
+    as_json: bool,
+) -> None:
+    show_plan(planned, {"experiment": experiment.name, "out": str(store.folder)}, as_json)
+    try:
+        check_data(specs, store, KnownRuns(store, again))
+    except VarlapError as error:
+        warn(f"without --dry-run this would be refused: {error}")
 
 
 def _experiment(what: str, recipe: str, changes: dict[str, Any]) -> Experiment:

@@ -3,9 +3,8 @@
 import contextlib
 import json
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -18,7 +17,7 @@ from varlap.cli.training import Method, by_options, by_recipe
 from varlap.errors import ConfigError
 from varlap.experiments import origin
 from varlap.experiments.augmentation import augmentation
-from varlap.experiments.spec import USUAL_WIDTH
+from varlap.experiments.spec import USUAL_WIDTH, Model
 from varlap.files import finite, replace_file
 from varlap.metrics import evaluate
 from varlap.posthoc import laplace
@@ -28,18 +27,9 @@ from varlap.training import fit
 RESULT = "result.json"
 
 
-class Model(StrEnum):
-    """What is trained."""
-
-    auto = "auto"
-    preact_resnet_18 = "preact-resnet-18"
-    convnet = "convnet"
-    mlp = "mlp"
-
-
 def train(
     data: Annotated[str, typer.Argument(help="digits, fashion_mnist, mnist, cifar10, cifar100, svhn")],
-    method: Annotated[Method, typer.Option(help="how to train")] = Method.vl,
+    method: Annotated[Method, typer.Option(help="how to train")] = "vl",
     beta: Annotated[float, typer.Option(help="tempering of the KL: 1 is Bayes")] = 0.01,
     recipe: Annotated[
         Recipe | None,
@@ -57,7 +47,9 @@ def train(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="images a step; 128, or the recipe's")] = None,
     seed: Annotated[int, typer.Option(help="of weights, batches and drawn labels")] = 0,
-    model: Annotated[Model, typer.Option(help="auto: a small convnet for digits, else PreactResNet-18")] = Model.auto,
+    model: Annotated[
+        Literal["auto", Model], typer.Option(help="auto: a small convnet for digits, else PreactResNet-18")
+    ] = "auto",
     augment: Annotated[
         bool | None,
         typer.Option(
@@ -93,10 +85,10 @@ def train(
     with user_mistakes():
         chosen = choose_device(device)
         given = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "augment": augment, "validation": validation}
-        given |= {"precision": precision, "model": None if model is Model.auto else model.value}
+        given |= {"precision": precision, "model": None if model == "auto" else model}
         given = {name: value for name, value in given.items() if value is not None}
         if recipe is not None:
-            made = by_recipe(recipe.value, data, method, beta, seed, given, settings or [], chosen)
+            made = by_recipe(recipe, data, method, beta, seed, given, settings or [], chosen)
         elif settings:
             raise ConfigError(f"--set {settings[0]} changes a setting of a recipe; give --recipe too, such as sgd")
         else:
@@ -121,11 +113,11 @@ def train(
             save_every=save_every,
             **made.settings,
         )
-        if method is Method.laplace:
+        if method == "laplace":
             laplace(bnn, training, beta=beta)
         scores = evaluate(bnn, task.test)
     # With what the task tells, `varlap evaluate` makes data and network again.
-    named = {"data": data, "method": method.value, "beta": beta, "epochs": len(history.epochs)}
+    named = {"data": data, "method": method, "beta": beta, "epochs": len(history.epochs)}
     result = named | {"augment": made.augment, "test": scores} | task.describe() | made.told
     result["origin"] = _origin(chosen, out)
     result["seconds"] = sum(row["seconds"] for row in history.epochs)
@@ -139,7 +131,7 @@ def train(
         typer.echo(json.dumps(finite(result)))
     else:
         listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        Console().print(f"{data}, {method.value}: test {listed}")
+        Console().print(f"{data}, {method}: test {listed}")
         if out is not None:
             Console().print(f"varlap evaluate {shlex.quote(str(out))} scores it in other ways", highlight=False)
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,6 +11,7 @@ from varlap.errors import ConfigError
 from varlap.experiments import ImageTask, RunSpec
 from varlap.experiments.grid import RECIPES
 from varlap.experiments.run import SAVE_PAUSE_S
+from varlap.experiments.spec import Method as RunMethod
 from varlap.experiments.training_setup import (
     HELD_OUT_SEED,
     OBJECTIVES,
@@ -23,16 +23,7 @@ from varlap.experiments.training_setup import (
 from varlap.objectives import MAP, Objective, VLHessian
 from varlap.posterior import BNN
 
-
-class Method(StrEnum):
-    """How to train."""
-
-    map = "map"
-    vi = "vi"
-    vl = "vl"
-    vl_hessian = "vl-hessian"
-    laplace = "laplace"
-
+Method = Literal[RunMethod, "vl-hessian", "laplace"]
 
 _OBJECTIVES = OBJECTIVES | {"vl-hessian": VLHessian, "laplace": MAP}  # Laplace's variances come at the end
 ELSEWHERE = {
@@ -64,7 +55,7 @@ class Training:
 def by_options(data: str, method: Method, beta: float, seed: int, given: Mapping[str, Any]) -> Training:
     """Return the training that the options say; `given` has those that were given.
 
-    >>> by_options("digits", Method.map, 0.1, 0, {"model": "mlp", "epochs": 3}).settings["epochs"]
+    >>> by_options("digits", "map", 0.1, 0, {"model": "mlp", "epochs": 3}).settings["epochs"]
     3
     """
     task = ImageTask(data, given.get("model", "auto"), given.get("validation", 0.0), seed)
@@ -78,7 +69,7 @@ def by_options(data: str, method: Method, beta: float, seed: int, given: Mapping
         _OBJECTIVES[method](len(task.training[1]), beta=beta, seed=seed),
         given.get("augment", False),
         {name: given.get(name, value) for name, value in usual.items()} | {"seed": seed},
-        label={"data": data, "method": method.value, "model": task.chosen_model, "validation": task.validation},
+        label={"data": data, "method": method, "model": task.chosen_model, "validation": task.validation},
         told={"seed": seed},
     )
 
@@ -95,18 +86,18 @@ def by_recipe(
 ) -> Training:
     """Return the training of `varlap reproduce` by that recipe, but for the options and the settings that were given.
 
-    >>> made = by_recipe("sgd", "digits", Method.vl, 0.1, 0, {"epochs": 3}, ["model=mlp"], torch.device("cpu"))
+    >>> made = by_recipe("sgd", "digits", "vl", 0.1, 0, {"epochs": 3}, ["model=mlp"], torch.device("cpu"))
     >>> made.settings["momentum"], made.objective.variances, made.label["precision"]
     (0.9, 'closed-form', 'fp32')
     """
-    if method is Method.vl_hessian:
+    if method == "vl-hessian":
         raise ConfigError(f"--recipe {recipe} is for map, vi, vl and laplace; leave it out for --method vl-hessian")
     settings = RECIPES[recipe] | {"precision": "bf16" if device.type == "cuda" else "fp32"}
     options = {name: (f"--{name.replace('_', '-')}", value) for name, value in given.items()}
     settings |= with_settings(options, pairs, ELSEWHERE)
     if "model" not in settings:
         settings["model"] = ImageTask(data).chosen_model
-    trained = "map" if method is Method.laplace else method.value
+    trained = "map" if method == "laplace" else method
     spec = RunSpec.of({"data": data, "method": trained, "beta": beta, "seed": seed} | settings)
     task = task_of(spec)
     return Training(
@@ -115,6 +106,6 @@ def by_recipe(
         objective_of(spec, len(task.training[1])),
         spec.augment,
         settings_of(spec) | {"save_pause_s": SAVE_PAUSE_S},
-        label=spec.stated() | {"method": method.value, "model": spec.model, "validation": spec.validation},
+        label=spec.stated() | {"method": method, "model": spec.model, "validation": spec.validation},
         told={"seed": seed, "held_out_seed": HELD_OUT_SEED, "spec": spec.stated()},
     )

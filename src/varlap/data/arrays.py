@@ -119,7 +119,10 @@ def load(name: str, folder: str | Path | None = None) -> ArrayData:
         return _load_digits()
     folder = data_folder() if folder is None else Path(folder).expanduser()
     if not name or Path(name).name != name or name.endswith(".npz"):
-        raise DataError(f"data set name {name!r}: give a plain name such as 'cifar10', and its folder as folder=")
+        raise DataError(
+            f"data set name {name!r}: give a plain name such as 'cifar10', and its folder as VARLAP_DATA, or in "
+            "Python as folder="
+        )
     path = folder / f"{name}.npz"
     if not path.is_file():
         raise DataError(_not_found(name, folder))

@@ -63,11 +63,15 @@ class Comparison:
         """Yield the methods as they are finished; with `out`, write each into a folder there, with its pictures."""
         if self.task.held_out is None:
             raise ConfigError("a comparison needs held-out images to choose by; give ImageTask(..., validation=0.2)")
+        self.task.outside(self.ood)  # what is wrong is said now, not after the first training
         if out is not None:
-            _make_folder(Path(out))  # before the work, not after it
+            _make_folder(Path(out))
+        return self._run(None if out is None else Path(out), tell)
+
+    def _run(self, out: Path | None, tell: Tell) -> Iterator[Evaluated]:
         for found, bnn, fisher in self._methods(tell):
             if out is not None:
-                folder = Path(out) / folder_name(found.name)
+                folder = out / folder_name(found.name)
                 found.write(folder)
                 if found.spec["method"] != "map" and found.name != LINEARISED:  # σ never trained, or drawn already
                     num_data, beta = len(self.task.training[1]), found.spec["beta"]

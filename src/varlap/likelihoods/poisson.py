@@ -17,6 +17,8 @@ class Poisson(nn.Module):
     """
 
     canonical = True
+    least = 0.0
+    """no target is below, nor is the end of an interval"""
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probability of each item, summed over its counts."""

@@ -86,13 +86,16 @@ class Prediction:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends of the central interval that holds a normal target with this probability.
 
+        Where the likelihood has a `least` target, as that of counts has, neither end is below.
+
         >>> low, high = Prediction(mean=torch.zeros(1), variance=torch.ones(1)).interval(0.95)
         >>> high
         tensor([1.9600])
         """
         half = standard_half_width(level) * self.std
         assert self.mean is not None
-        return self.mean - half, self.mean + half
+        least = getattr(self.likelihood, "least", -math.inf)
+        return (self.mean - half).clamp(min=least), self.mean + half
 
     def log_prob(self, targets: Any) -> Tensor:
         """Return log p(y) of each item under the average over networks, log (1/M) Σₘ p(y | outputsₘ).
