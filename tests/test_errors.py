@@ -88,7 +88,8 @@ def test_any_seed_that_generators_take_is_kept_as_a_plain_number(objective, seed
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: varlap.VL(10, beta_warmup_steps=-1), r"VL\(beta_warmup_steps=-1\) must not be negative"),
+        (lambda: varlap.VL(10, beta_warmup_steps=-1), r"VL\(beta_warmup_steps=-1\) must be a number that is not neg"),
+        (lambda: varlap.VI(10, beta_warmup_steps="3"), r"VI\(beta_warmup_steps='3'\) must be a number that is not"),
         (lambda: varlap.VL(10, variances="closed"), r"VL\(variances='closed'\): choose 'learnt' or 'closed-form'"),
         (lambda: varlap.VL(10, variances="closed-form"), r"needs beta_warmup_steps, about 30 % of all.*pass 0 if that"),
         (lambda: varlap.VL(10, 0.0, variances="closed-form", beta_warmup_steps=0), "closed form needs a positive beta"),

@@ -370,3 +370,16 @@ def test_labels_that_do_not_exist_are_refused():
     bnn, x, y = CASES[0].make()
     with pytest.raises(ConfigError, match="labels='observed': choose 'exact' or 'sampled'"):
         varlap.fisher_diagonal(bnn, (x, y), labels="observed")
+
+
+def test_network_that_draws_leaves_the_callers_generator_alone():
+    class Drawing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.randn(3) * 1e-3
+
+    bnn = varlap.BNN(Drawing(4, 3))
+    data = torch.randn(8, 4), torch.arange(8) % 3
+    before = torch.get_rng_state()
+    varlap.fisher_diagonal(bnn, data)
+    varlap.laplace(bnn, data)
+    assert torch.equal(torch.get_rng_state(), before)

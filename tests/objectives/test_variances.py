@@ -389,7 +389,7 @@ def test_closed_form_without_beta_or_with_an_impossible_decay_is_refused():
         closed_form(fisher_decay=1.0)
     with pytest.raises(ConfigError, match=r"variances='fixed'\): choose 'learnt' or 'closed-form'"):
         varlap.VL(N, variances="fixed")
-    with pytest.raises(ConfigError, match=r"beta_warmup_steps=-1\) must not be negative"):
+    with pytest.raises(ConfigError, match=r"beta_warmup_steps=-1\) must be a number that is not negative"):
         closed_form(warmup=-1)
 
 

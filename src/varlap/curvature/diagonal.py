@@ -58,10 +58,11 @@ def fisher_diagonal(
             )
     with bnn.evaluating(), twice_differentiable(bnn.network, num_derivatives=1):
         for part in _passes(bnn, data, batch_size):
-            generator = Streams(seed, num_items).generator("labels", bnn.device)
-            for cotangent in _cotangents(bnn, part, labels, generator):
-                for name, squares in _squared_item_gradients(bnn, part, cotangent).items():
-                    sums[name] += squares
+            streams = Streams(seed, num_items)
+            with streams.around_network(bnn.device):
+                for cotangent in _cotangents(bnn, part, labels, streams.generator("labels", bnn.device)):
+                    for name, squares in _squared_item_gradients(bnn, part, cotangent).items():
+                        sums[name] += squares
             num_items += part.batch.size
     return {name: total / num_items for name, total in sums.items()}
 
@@ -104,7 +105,9 @@ def _passes(bnn: BNN, data: Any, batch_size: int) -> Iterator[Pass]:
     for number, (x, y) in enumerate(as_batches(data, batch_size, bnn.dtype)):
         x, y = tree.to_device(x, bnn.device), tree.to_device(y, bnn.device)
         with torch.enable_grad():
-            yield forward(bnn, checked_batch(x, y, step=number))
+            with Streams(0, number).around_network(bnn.device):
+                one = forward(bnn, checked_batch(x, y, step=number))
+            yield one
 
 
 def _cotangents(bnn: BNN, part: Pass, labels: str, generator: torch.Generator) -> Iterator[Tensor]:

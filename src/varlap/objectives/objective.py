@@ -120,8 +120,8 @@ class Objective(ABC):
             )
         if not (beta >= 0 and math.isfinite(beta)):
             raise ConfigError(f"{name}(beta={beta!r}) must be finite and not negative; 1 is Bayes, less is tempered")
-        if beta_warmup_steps < 0:
-            raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps}) must not be negative")
+        if not isinstance(beta_warmup_steps, Real) or beta_warmup_steps < 0:
+            raise ConfigError(f"{name}(beta_warmup_steps={beta_warmup_steps!r}) must be a number that is not negative")
         self.num_data = int(num_data)
         self.beta = float(beta)
         self.seed = checked_seed(seed, name)

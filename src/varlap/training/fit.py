@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,8 +89,8 @@ def fit(
         )
     if not isinstance(progress, str) and not hasattr(progress, "start"):
         raise ConfigError(f"fit(progress={progress!r}): choose 'auto', 'bars', 'lines' or 'none'")
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise ConfigError(f"fit(time_limit_s={time_limit_s}) must be a positive number of seconds")
+    if time_limit_s is not None and not (isinstance(time_limit_s, Real) and time_limit_s > 0):
+        raise ConfigError(f"fit(time_limit_s={time_limit_s!r}) must be a positive number of seconds")
     for logger in loggers:
         if not hasattr(logger, "log_metrics"):
             raise ConfigError(f"fit(loggers=...): {logger!r} has no log_metrics(metrics, step)")
