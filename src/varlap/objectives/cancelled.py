@@ -95,7 +95,7 @@ def _fixed(layers: Layers) -> Iterator[None]:
 def _gradients(context: Context, x: object) -> Gradients:
     """Pull a random vector back to the means that enter."""
     bnn, generator = context.bnn, context.streams.generator("outputs", context.bnn.device)
-    outputs = [tensor for tensor in tree.tensors(bnn.outputs(x)) if tensor.requires_grad]
+    outputs = [tensor for tensor in tree.tensors(bnn.outputs(tree.copied(x))) if tensor.requires_grad]
     us = [normal_like(tensor.detach(), generator) for tensor in outputs]
     means = bnn.means()
     found = torch.autograd.grad(outputs, list(means.values()), us, allow_unused=True)
