@@ -97,7 +97,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 _Routes = dict[Any, Callable[..., Tensor | None]]
-_WRONG_SECOND: _Routes = {torch._weight_norm: _weight_norm}
+_WRONG_SECOND: _Routes = {torch._weight_norm: _weight_norm}  # pyright: ignore[reportPrivateImportUsage]
 _WRONG_THIRD: _Routes = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,

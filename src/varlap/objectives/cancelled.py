@@ -25,8 +25,10 @@ _inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 def warn_about_cancelled(context: Context) -> None:
     """Look at each network once, by forward passes that leave no trace."""
     bnn, batch = context.bnn, context.batch
+    if bnn in _inspected:
+        return
     layers = [layer for layer in layers_with_statistics(bnn.network) if layer.training]
-    if bnn in _inspected or not layers or batch.size < FEWEST_ITEMS:
+    if not layers or batch.size < FEWEST_ITEMS:  # perhaps another time
         return
     found = []
     with prepared(context), bnn.buffers_restored(), contextlib.suppress(Exception):  # the evaluation says it better

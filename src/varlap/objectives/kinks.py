@@ -17,6 +17,7 @@ from varlap.objectives.cancelled import warn_about_cancelled
 from varlap.objectives.objective import Context, Objective, prepared
 from varlap.posterior.batch import is_divisible
 from varlap.posterior.bnn import BNN
+from varlap.posterior.network_check import refuse_compiled
 
 _inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 MOST_NAMES = 8
@@ -27,11 +28,15 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
 
     Here also what batch norm cancels is named, which is bad for every objective with variances.
     """
+    if context.bnn not in _inspected:
+        _look(objective, context)
     warn_about_cancelled(context)
+
+
+def _look(objective: Objective, context: Context) -> None:
     bnn = context.bnn
-    if bnn in _inspected:
-        return
     with prepared(context), bnn.buffers_restored():
+        refuse_compiled(bnn.network)
         with _means_alone_differentiable(bnn):  # what no mean reaches needs no second derivative
             kinks = find_kinks(bnn.network, lambda: bnn.outputs(tree.copied(context.batch.x)))
         undifferentiable = _undifferentiable_gradients(context)
