@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -444,7 +445,8 @@ def test_relu_warns_once_and_names_the_place(network, place, objective):
     message = (
         rf"^{objective.__name__} needs second derivatives, and the network has activations without one: {place} "
         r"The means' gradient then loses the activations' curvature \(variances are unaffected\)\. "
-        r"Swap modules by network = varlap\.smooth\(network\); write functional calls as F\.silu, .*F\.softplus$"
+        r"Before training, swap modules by network = varlap\.smooth\(network\), and write functional calls as F\.silu, "
+        r"F\.gelu or F\.softplus$"
     )
     with pytest.warns(VarlapWarning, match=message) as caught:
         tries(bnn, x, y)
@@ -452,6 +454,46 @@ def test_relu_warns_once_and_names_the_place(network, place, objective):
     assert caught[0].filename == __file__
     assert caught_warnings(lambda: tries(bnn, x, y)) == []
     assert caught_warnings(lambda: objective(num_data=60)(bnn, x, y)) == []
+
+
+class FineTuned(nn.Module):
+    """A body with kinks of both kinds, and a head on it."""
+
+    def __init__(self, *head):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), FunctionalRelu(), nn.Linear(K, 8))
+        self.head = nn.Sequential(nn.Linear(8, 8), *head, nn.Linear(8, K))
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("objective", [varlap.VL, varlap.VLHessian], ids=lambda objective: objective.__name__)
+def test_kinks_that_no_bayesian_weight_reaches_are_left_in_peace_since_the_gradient_is_right(frozen, objective):
+    torch.manual_seed(0)
+    network = FineTuned(nn.Tanh()).double()
+    network.body.requires_grad_(not frozen)
+    bnn, x, y = varlap.BNN(network, select="head.*"), draw(S, 4).double(), torch.arange(S) % K
+    trained = [p for p in network.parameters() if p.requires_grad]
+    tries = objective(num_data=60)
+    assert caught_warnings(lambda: tries(bnn, x, y, step=0).loss.backward()) == []
+    assert trained == [p for p in network.parameters() if p.requires_grad]
+    for parameter in trained:
+        values, h, entry = [], 1e-5, parameter.detach().view(-1)
+        for offset in (h, -2 * h):
+            entry[0] += offset
+            values.append(objective(num_data=60)(bnn, x, y, step=0).loss.item())
+        entry[0] += h
+        difference = (values[0] - values[1]) / (2 * h)
+        assert parameter.grad.view(-1)[0].item() == pytest.approx(difference, rel=1e-4, abs=1e-8)
+
+
+def test_of_several_kinks_those_behind_bayesian_weights_are_named_alone():
+    network = FineTuned(nn.Linear(8, 4), FunctionalRelu(), nn.Linear(K, 8), nn.ReLU())
+    bnn, x, y = varlap.BNN(network, select="head.0.*"), draw(S, 4), torch.arange(S) % K
+    (said,) = caught_warnings(lambda: varlap.VL(num_data=60)(bnn, x, y))
+    assert re.search(r"without one: ReLU at head\.4, relu at test_any_network\.py:\d+ in forward\. ", str(said.message))
 
 
 @by_kink
@@ -541,6 +583,23 @@ def test_smooth_removes_the_warning_and_trains():
     x, y = draw(S, 4), torch.arange(S) % K
     assert caught_warnings(lambda: objective(bnn, x, y)) == []
     assert isinstance(network[1], nn.SiLU)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [varlap.MAP, varlap.VI, varlap.VLHessian, lambda n: varlap.VL(n, curvature=varlap.Fisher())],
+    ids=["MAP", "VI", "VLHessian", "VL"],
+)
+def test_the_first_call_sees_the_inputs_as_they_are_though_the_network_works_in_place(objective):
+    class Halves(nn.Module):
+        def forward(self, x):
+            return x.mul_(0.5)
+
+    layers = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, K)
+    bnn, x, y = varlap.BNN(nn.Sequential(Halves(), *layers)), draw(S, 4), torch.arange(S) % K
+    halved = x / 2
+    objective(60)(bnn, x, y)
+    assert torch.equal(x, halved)
 
 
 def test_looking_for_kinks_leaves_no_trace():

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -169,6 +170,15 @@ class ComplexWeight(nn.Module):
         self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Linear(2, 2))
+
+
+SHARED = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
 class Frozen(nn.Linear):
     def __init__(self):
         super().__init__(2, 2)
@@ -181,6 +191,11 @@ class Frozen(nn.Linear):
         (lambda: torch.compile(nn.Linear(2, 2), backend="eager"), {}, NetworkError, "it was compiled by torch.compile"),
         (Stub, {}, NetworkError, "its part 'body' was compiled by .*; pass the module as it was, its ._orig_mod"),
         (compiled_in_place, {}, NetworkError, r"it was compiled by .* no second derivative; leave out \.compile\(\)"),
+        (lambda: nn.Sequential(scripted()), {}, NetworkError, r"part '0' is TorchScript.*; wrap the Python module"),
+        (scripted, {}, NetworkError, r"the network is TorchScript, .* before torch\.jit\.script or torch\.jit\.trace"),
+        (lambda: SHARED, {"select": SHARED[1]}, ConfigError, r"select is a Linear; say .* names, as select='1\.\*'"),
+        (lambda: SHARED, {"select": SHARED}, ConfigError, r"select is a Sequential; say .* names, as select='\*'"),
+        (lambda: SHARED, {"select": nn.Linear(2, 2)}, ConfigError, r"select is a Linear; .* as select='head\.\*'"),
         (
             lambda: nn.Sequential(nn.Embedding(4, 2, sparse=True)),
             {},

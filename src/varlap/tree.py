@@ -56,6 +56,16 @@ def map_tensors(fn: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return map_leaves(lambda _, leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree, "")
 
 
+def copied(tree: Any) -> Any:
+    """Return copies of the tensors without their history, for a network that may work in place.
+
+    >>> x = torch.ones(1)
+    >>> copied((x,))[0].mul_(2), x
+    (tensor([2.]), tensor([1.]))
+    """
+    return map_tensors(lambda tensor: tensor.detach().clone(), tree)
+
+
 def leading_size(tree: Any) -> int | None:
     """Return the length that all tensors of a tree share in their first dimension, or None.
 

@@ -174,6 +174,55 @@ def test_gradients_of_vl_are_those_of_equation_30_in_plain_autograd(name, dtype,
     assert_same(found, gradients_of_equation_30(naive, x, y, bnn.likelihood.drawn), **tolerance)
 
 
+class Distances(nn.Module):
+    """Logits that are distances from centres."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.centres = nn.Embedding(7, 4), nn.Parameter(numbers(K, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.cdist(self.embed(x).mean(1), self.centres)
+
+
+class Unfinished(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+EVALUATIONS = {
+    "VL": lambda bnn, x, y: varlap.VL(num_data=N)(bnn, x, y),
+    "VLHessian": lambda bnn, x, y: varlap.VLHessian(num_data=N)(bnn, x, y),
+    "hessian_diagonal": lambda bnn, x, y: varlap.hessian_diagonal(bnn, (x, y)),
+}
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS.values(), ids=EVALUATIONS)
+@pytest.mark.parametrize("network", [Distances, NETWORKS["embedding-bag"][0]], ids=["cdist", "embedding-bag"])
+def test_what_has_no_second_derivative_is_named_with_a_way_out(network, evaluate):
+    bnn, x, y = wrapped(network(), tokens())
+    message = (
+        "torch has no second derivative for a part .*_backward' is not .* without curvature: varlap.VI or varlap.MAP"
+    )
+    with pytest.raises(NetworkError, match=message):
+        evaluate(bnn, x, y)
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS.values(), ids=EVALUATIONS)
+def test_a_forward_that_is_not_implemented_is_not_mistaken_for_a_derivative(evaluate):
+    with pytest.raises(NotImplementedError, match='missing the required "forward"'):
+        evaluate(varlap.BNN(Unfinished()), tokens(), torch.arange(S) % K)
+
+
+@pytest.mark.parametrize("objective", [varlap.VL, varlap.VLHessian])
+def test_a_network_that_was_compiled_after_it_was_wrapped_is_refused(objective):
+    bnn, x, y = wrapped(nn.Sequential(nn.Linear(4, K)), numbers(S, 4))
+    bnn.network[0].compile(backend="eager")
+    with pytest.raises(NetworkError, match=r"its part '0' was compiled by .* derivative; leave out \.compile\(\)"):
+        objective(num_data=N)(bnn, x, y)
+
+
 @pytest.mark.parametrize("objective", [varlap.VL, varlap.VLHessian, varlap.MAP])
 def test_fused_attention_has_the_derivatives_of_attention_written_out_by_hand(objective):
     """VL needs the second derivative; of VLHessian the value, since torch's LayerNorm has no right third one."""

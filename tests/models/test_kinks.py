@@ -136,6 +136,17 @@ def test_place_of_a_call_is_file_line_and_function_of_the_users_code():
     assert str(kinks[0]) == f"relu at {Path(__file__).name}:{line} in forward"
 
 
+def test_a_module_that_nothing_trainable_reaches_is_named_only_without_a_call():
+    network = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.ReLU6())
+    x = torch.randn(8, 4)
+    assert [kink.where for kink in find_kinks(network)] == ["1", "3", "4"]
+    assert [kink.where for kink in find_kinks(network, lambda: network(x))] == ["3", "4"]
+    both = network[1]  # here shared by a frozen and a trained place
+    shared = nn.Sequential(network[0], both, network[2], both)
+    assert [kink.where for kink in find_kinks(shared, lambda: shared(x))] == ["1"]
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
 def test_call_inside_a_subclass_of_a_kinked_module_is_named_once():
     class Own(nn.ReLU):
         def forward(self, x):

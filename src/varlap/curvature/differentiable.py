@@ -11,6 +11,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from varlap.curvature.second_order import fast_second_order
 from varlap.curvature.written_out import WrittenOut
+from varlap.errors import NetworkError
 
 
 @contextlib.contextmanager
@@ -19,7 +20,8 @@ def twice_differentiable(network: nn.Module, num_derivatives: int = 2) -> Iterat
 
     Fused attention has none, so attention runs on the MATH backend; cuDNN's recurrent layers have
     none, so networks with such layers run without them. With `num_derivatives=1` a second derivative may
-    be taken in the cotangent alone, as for products with a Jacobian.
+    be taken in the cotangent alone, as for products with a Jacobian. Where there is no derivative that is
+    needed, the error says so.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -30,7 +32,15 @@ def twice_differentiable(network: nn.Module, num_derivatives: int = 2) -> Iterat
             stack.enter_context(fast_second_order())
         if num_derivatives > 2 or (num_derivatives > 1 and _has_weight_norm(network)):
             stack.enter_context(WrittenOut(num_derivatives))
-        yield
+        try:
+            yield
+        except NotImplementedError as error:
+            if "derivative" not in str(error):  # the network's own
+                raise
+            raise NetworkError(
+                f"torch has no second derivative for a part of the network: {error} Use another layer there (for "
+                "nn.EmbeddingBag: nn.Embedding and a mean), or an objective without curvature: varlap.VI or varlap.MAP"
+            ) from error
 
 
 def _may_convolve(network: nn.Module) -> bool:

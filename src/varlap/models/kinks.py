@@ -1,5 +1,6 @@
 """Find activations with a kink: their curvature sits in one point, where derivatives do not see it."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from varlap import tree
 
 KINKED_MODULES: tuple[type[nn.Module], ...] = (
     nn.ReLU,
@@ -69,25 +72,39 @@ def find_kinks(network: nn.Module, call: Callable[[], object] | None = None) -> 
     Args:
         network: any module.
         call: runs a forward pass; it is called once, with gradients enabled. With it, function calls such as
-            `F.relu(x)` are found too, if `x` depends on something trainable. Kinks made of other operations
-            (`torch.where(x > 0, x, 0)`) and max pooling are not.
+            `F.relu(x)` are found too. What it shows not to depend on anything trainable, modules included, needs no
+            derivative and is left out. Kinks made of other operations (`torch.where(x > 0, x, 0)`) and max pooling
+            are not found.
 
     >>> from torch import nn
     >>> find_kinks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1), nn.Tanh()))
     [Kink(kind='ReLU', where='1')]
     """
-    kinks: list[Kink] = []
-    known: dict[int, nn.Module] = {}
-    for name, module in network.named_modules():
-        if (kink := _own_kink(name, module)) is not None:
-            kinks.append(kink)
-            known[id(module)] = module
-    if call is not None:
-        recorder = _KinkRecorder(known)
-        with torch.enable_grad(), recorder:
-            call()
-        kinks.extend(recorder.kinks)
-    return kinks
+    own = [(kink, module) for name, module in network.named_modules() if (kink := _own_kink(name, module)) is not None]
+    if call is None:
+        return [kink for kink, _ in own]
+    known = {id(module): module for _, module in own}
+    recorder = _KinkRecorder(known)
+    with torch.enable_grad(), recorder, _depending(known) as depends:
+        call()
+    return [kink for kink, module in own if depends.get(id(module), True)] + recorder.kinks
+
+
+@contextlib.contextmanager
+def _depending(known: dict[int, nn.Module]) -> Iterator[dict[int, bool]]:
+    """Tell of modules that are called whether an input, or a weight of their own, depends on something trainable."""
+    depends: dict[int, bool] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entering = (*tree.tensors((args, kwargs)), *module.parameters())
+        depends[id(module)] = depends.get(id(module), False) or any(tensor.requires_grad for tensor in entering)
+
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in known.values()]
+    try:
+        yield depends
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _own_kink(name: str, module: nn.Module) -> Kink | None:

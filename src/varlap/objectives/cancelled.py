@@ -25,8 +25,10 @@ _inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 def warn_about_cancelled(context: Context) -> None:
     """Look at each network once, by forward passes that leave no trace."""
     bnn, batch = context.bnn, context.batch
+    if bnn in _inspected:
+        return
     layers = [layer for layer in layers_with_statistics(bnn.network) if layer.training]
-    if bnn in _inspected or not layers or batch.size < FEWEST_ITEMS:
+    if not layers or batch.size < FEWEST_ITEMS:  # perhaps another time
         return
     found = []
     with prepared(context), bnn.buffers_restored(), contextlib.suppress(Exception):  # the evaluation says it better
@@ -95,7 +97,7 @@ def _fixed(layers: Layers) -> Iterator[None]:
 def _gradients(context: Context, x: object) -> Gradients:
     """Pull a random vector back to the means that enter."""
     bnn, generator = context.bnn, context.streams.generator("outputs", context.bnn.device)
-    outputs = [tensor for tensor in tree.tensors(bnn.outputs(x)) if tensor.requires_grad]
+    outputs = [tensor for tensor in tree.tensors(bnn.outputs(tree.copied(x))) if tensor.requires_grad]
     us = [normal_like(tensor.detach(), generator) for tensor in outputs]
     means = bnn.means()
     found = torch.autograd.grad(outputs, list(means.values()), us, allow_unused=True)

@@ -8,7 +8,6 @@ from torch import Tensor
 from varlap.curvature import Curvature
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.curvature.protocol import Estimate
-from varlap.errors import NetworkError
 from varlap.objectives.map import mean_data_term
 from varlap.objectives.objective import Context, DataTerm, Gradients, gradients_of
 from varlap.objectives.running import RunningMean, Updates
@@ -92,13 +91,7 @@ def _estimate(context: Context, curvature: Curvature) -> tuple[Tensor, Estimate]
 def _pulled(outputs: list[Tensor], cotangents: list[Tensor], context: Context) -> Gradients:
     """Pull back under the kernels of the forward pass, which a checkpoint repeats here."""
     with twice_differentiable(context.bnn.network):
-        try:
-            return gradients_of(outputs, cotangents, context)
-        except NotImplementedError as error:
-            raise NetworkError(
-                f"torch has no second derivative for a part of the network: {error} Use another layer there (for "
-                "nn.EmbeddingBag: nn.Embedding and a mean), or an objective without curvature: varlap.VI or varlap.MAP"
-            ) from error
+        return gradients_of(outputs, cotangents, context)
 
 
 def _pull_back(variances: Gradients, estimate: Estimate, weight: float) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from varlap.objectives.cancelled import warn_about_cancelled
 from varlap.objectives.objective import Context, Objective, prepared
 from varlap.posterior.batch import is_divisible
 from varlap.posterior.bnn import BNN
+from varlap.posterior.network_check import refuse_compiled
 
 _inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 MOST_NAMES = 8
@@ -27,12 +28,17 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
 
     Here also what batch norm cancels is named, which is bad for every objective with variances.
     """
+    if context.bnn not in _inspected:
+        _look(objective, context)
     warn_about_cancelled(context)
+
+
+def _look(objective: Objective, context: Context) -> None:
     bnn = context.bnn
-    if bnn in _inspected:
-        return
     with prepared(context), bnn.buffers_restored():
-        kinks = find_kinks(bnn.network, lambda: bnn.outputs(context.batch.x))
+        refuse_compiled(bnn.network)
+        with _means_alone_differentiable(bnn):  # what no mean reaches needs no second derivative
+            kinks = find_kinks(bnn.network, lambda: bnn.outputs(tree.copied(context.batch.x)))
         undifferentiable = _undifferentiable_gradients(context)
     _inspected.add(bnn)  # only now: a batch that does not fit must not swallow the warning
     if kinks:
@@ -40,7 +46,8 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
             f"{type(objective).__name__} needs second derivatives, and the network has activations without one: "
             f"{_listed(f'{kink.kind} at {kink.where}' for kink in kinks)}. The means' gradient then loses the "
             "activations' curvature (variances are unaffected). "
-            "Swap modules by network = varlap.smooth(network); write functional calls as F.silu, F.gelu or F.softplus"
+            "Before training, swap modules by network = varlap.smooth(network), and write functional calls as F.silu, "
+            "F.gelu or F.softplus"
         )
     if undifferentiable:
         warn(
@@ -49,6 +56,18 @@ def warn_about_kinks(objective: Objective, context: Context) -> None:
             f"curvature behind it, that of {_listed(undifferentiable)} wholly. Write that backward pass in operations "
             "of torch"
         )
+
+
+@contextlib.contextmanager
+def _means_alone_differentiable(bnn: BNN) -> Iterator[None]:
+    others = list(bnn.point_estimates().values())
+    try:
+        for parameter in others:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -67,7 +86,7 @@ def _undifferentiable_gradients(context: Context) -> list[str]:
         contextlib.suppress(Exception),
         twice_differentiable(bnn.network, num_derivatives=1),
     ):  # the evaluation itself says it better
-        outputs = [tensor for tensor in tree.tensors(bnn.outputs(x)) if tensor.requires_grad]
+        outputs = [tensor for tensor in tree.tensors(bnn.outputs(tree.copied(x))) if tensor.requires_grad]
         us = [normal_like(tensor.detach(), generator).requires_grad_() for tensor in outputs]
         means = bnn.means()
         found = torch.autograd.grad(outputs, list(means.values()), us, create_graph=True, allow_unused=True)

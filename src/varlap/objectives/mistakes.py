@@ -29,7 +29,7 @@ def warn_about_probabilities(context: "Context") -> None:
         return
     if isinstance(bnn.likelihood, Categorical | Bernoulli):
         with torch.no_grad(), bnn.buffers_restored(), context.streams.around_network(bnn.device):
-            found = _ending(bnn, bnn.outputs(context.batch.x))
+            found = _ending(bnn, bnn.outputs(tree.copied(context.batch.x)))
         if found is not None:
             warn(
                 f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "

@@ -17,6 +17,7 @@ from varlap.posterior.installed import installed
 from varlap.posterior.kl import kl_divergence
 from varlap.posterior.mean_field import optimal_log_sigmas, reparameterise
 from varlap.posterior.named import NamedTensors
+from varlap.posterior.network_check import check_network
 from varlap.posterior.optimizer_check import watch_optimizers
 from varlap.posterior.prior import FanInPrior, Prior, checked_scale
 from varlap.posterior.select import Select, padding_rows, select_weights
@@ -69,7 +70,9 @@ class BNN(nn.Module):
         variances: Literal["per-weight", "one"] = "per-weight",
     ) -> None:
         super().__init__()
-        _check_network(network)
+        check_network(network)
+        if any(isinstance(module, BNN) for module in network.modules()):
+            raise NetworkError("the network is, or holds, a BNN already; wrap the network itself: BNN(bnn.network)")
         prior = FanInPrior() if prior is None else prior
         if isinstance(prior, type) or not isinstance(prior, Prior):
             raise ConfigError(f"prior {prior!r} does not follow varlap.Prior; use for example varlap.FanInPrior()")
@@ -387,29 +390,3 @@ class BNN(nn.Module):
 def _scalar(value: float, like: Tensor) -> Tensor:
     """Make a scalar in at least single precision: a log σ in half precision could not follow its optimizer."""
     return torch.tensor(value, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-
-
-def _check_network(network: nn.Module) -> None:
-    if not isinstance(network, nn.Module):
-        raise NetworkError(f"BNN needs an nn.Module, got {type(network).__name__}; wrap a function in a module")
-    for name, module in network.named_modules():
-        if isinstance(module, BNN):
-            raise NetworkError("the network is, or holds, a BNN already; wrap the network itself: BNN(bnn.network)")
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            where = f"its part {name!r}" if name else "it"
-            original = hasattr(module, "_orig_mod")
-            how = "pass the module as it was, its ._orig_mod" if original else "leave out .compile()"
-            raise NetworkError(
-                f"the network cannot be wrapped: {where} was compiled by torch.compile and has no second derivative; "
-                f"{how}: varlap compiles the whole step itself"
-            )
-    for name, parameter in network.named_parameters():
-        if hasattr(parameter, "placements"):  # a DTensor
-            raise NetworkError(
-                f"parameter {name!r} is sharded over ranks, and torch frees such weights before a second derivative "
-                "can use them; wrap the whole network and train data-parallel with torchrun instead"
-            )
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise NetworkError(
-                f"parameter {name!r} has no shape yet (a lazy module); call the network once on a batch, then wrap it"
-            )

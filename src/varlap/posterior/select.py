@@ -21,6 +21,12 @@ def select_weights(network: nn.Module, select: Select | None, likelihood: Any = 
     >>> [weight.name for weight in select_weights(network, "1.*")]
     ['1.weight', '1.bias']
     """
+    if isinstance(select, nn.Module):
+        names = [f"{name}.*".removeprefix(".") for name, module in network.named_modules() if module is select]
+        raise ConfigError(
+            f"select is a {type(select).__name__}; say which parameters are Bayesian by their names, as "
+            f"select={names[0] if names else 'head.*'!r}"
+        )
     weights = [weight for weight in weights_of(network) if weight.value.numel()]  # of no weights there is no posterior
     if select is None:
         chosen = [weight for weight in weights if weight.value.requires_grad]
