@@ -56,6 +56,26 @@ def test_fit_names_it_too():
         varlap.fit(varlap.BNN(Functional()), varlap.VL(8), (X, Y), epochs=1, progress="none")
 
 
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+@pytest.mark.parametrize(("offset", "scale"), [(50_000.0, 3.0), (0.0, 1e4)])
+def test_targets_of_another_size_than_the_outputs_are_named_once(offset: float, scale: float, likelihood: str):
+    bnn = varlap.BNN(nn.Linear(4, 1 if likelihood == "gaussian" else 2), likelihood)
+    y = offset + scale * X[:, :1]
+    with pytest.warns(VarlapWarning, match=r"more than 100 times the noise.*standardise them") as said:
+        varlap.VL(100)(bnn, X, y)
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        varlap.VL(100)(bnn, X, y)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1.0])
+def test_standardised_targets_are_no_mistake_whatever_the_noise(noise: float):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        varlap.VL(100)(varlap.BNN(nn.Linear(4, 1), varlap.Gaussian(noise, learnt=False)), X, X[:, :1])
+
+
 @pytest.mark.parametrize(
     ("network", "likelihood", "y"),
     [

@@ -1,7 +1,8 @@
-"""Warnings about what runs without an error and learns little: probabilities for logits, variances left alone, a
-batch's size for that of the data."""
+"""Warnings about what runs without an error and learns little: probabilities for logits, raw targets, variances left
+alone, a batch's size for that of the data."""
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from varlap import tree
 from varlap.errors import warn
-from varlap.likelihoods import Bernoulli, Categorical
+from varlap.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from varlap.posterior.batch import Batch
 from varlap.posterior.bnn import BNN
 
@@ -18,24 +19,53 @@ if TYPE_CHECKING:
 
 CALLS_WITHOUT_UPDATE = 100  # more than the parts of an accumulated step
 SUMS_TO_ONE = 1e-2  # bfloat16 rounds
+FAR = 100
 
 _looked_at: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
 
-def warn_about_probabilities(context: "Context") -> None:
-    """Look once at a network's outputs, by a forward pass that leaves no trace: likelihoods of labels take logits."""
-    bnn = context.bnn
+def warn_about_outputs(context: "Context") -> None:
+    """Look once at a network's outputs, by a forward pass that leaves no trace: probabilities where likelihoods take
+    logits, numbers of another size than the targets."""
+    bnn, look = context.bnn, _look_of(context.bnn)
     if bnn in _looked_at:
         return
-    if isinstance(bnn.likelihood, Categorical | Bernoulli):
+    if look is not None:
         with torch.no_grad(), bnn.buffers_restored(), context.streams.around_network(bnn.device):
-            found = _ending(bnn, bnn.outputs(tree.copied(context.batch.x)))
+            found = look(bnn, bnn.outputs(tree.copied(context.batch.x)), context.batch.y)
         if found is not None:
-            warn(
-                f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "
-                "through a softmax or a sigmoid twice: let the network end without one"
-            )
+            warn(found)
     _looked_at.add(bnn)  # only now: a batch that does not fit must not swallow the warning
+
+
+def _look_of(bnn: BNN) -> Callable[[BNN, Any, Any], str | None] | None:
+    if isinstance(bnn.likelihood, Categorical | Bernoulli):
+        return _probabilities
+    return _other_size if isinstance(bnn.likelihood, Gaussian | Heteroscedastic) else None
+
+
+def _probabilities(bnn: BNN, outputs: Any, targets: Any) -> str | None:  # noqa: ARG001
+    found = _ending(bnn, outputs)
+    if found is None:
+        return None
+    return (
+        f"the network's outputs are probabilities ({found}), and the likelihood takes logits, so that they go "
+        "through a softmax or a sigmoid twice: let the network end without one"
+    )
+
+
+def _other_size(bnn: BNN, outputs: Any, targets: Any) -> str | None:
+    prediction = bnn.likelihood.predict(outputs)
+    mean, variance = prediction.mean, prediction.variance
+    if mean is None or variance is None or not isinstance(targets, Tensor) or mean.shape != targets.shape:
+        return None
+    distance = (targets - mean).double().square().mean().sqrt()
+    if not bool(distance > FAR * variance.double().mean().sqrt().clamp(min=1)):  # NaN is told of elsewhere
+        return None
+    return (
+        f"the targets are {float(distance):.3g} from the network's outputs, more than {FAR} times the noise, which "
+        "takes very many steps to close: standardise them, (y - y.mean()) / y.std(), and scale predictions back"
+    )
 
 
 def _ending(bnn: BNN, outputs: Any) -> str | None:

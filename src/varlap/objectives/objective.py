@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from varlap import tree
 from varlap.curvature.protocol import gradients
 from varlap.errors import ConfigError, NetworkError, NonFiniteError
-from varlap.objectives.mistakes import SizeWatch, VarianceWatch, warn_about_probabilities
+from varlap.objectives.mistakes import SizeWatch, VarianceWatch, warn_about_outputs
 from varlap.objectives.running import RunningMean, Updates, write
 from varlap.objectives.terms import Terms, combine, with_gradients
 from varlap.posterior.batch import Batch, check_finite, checked_batch
@@ -176,7 +176,7 @@ class Objective(ABC):
         streams = Streams(self.seed, at, micro_batch, current_rank())
         context = Context(bnn, batch, streams, self.beta_at(at), self.num_data, with_grad, self.gradient_scale)
         self.inspect(context)
-        warn_about_probabilities(context)
+        warn_about_outputs(context)
         evaluation = self._compiled_evaluation(context)
         if evaluation is not None:
             self._check(evaluation, at)  # where it is not finite, the graph has changed nothing

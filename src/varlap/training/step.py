@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from varlap import tree
 from varlap.errors import ConfigError, NonFiniteError, VarlapError
 from varlap.objectives.compiled import MAX_GRAPHS, Compiled
-from varlap.objectives.mistakes import warn_about_probabilities
+from varlap.objectives.mistakes import warn_about_outputs
 from varlap.objectives.objective import Context, Objective
 from varlap.objectives.situation import is_ready, kept_alive, runs_own_code, shape_of, situation
 from varlap.objectives.traced import Around
@@ -246,7 +246,7 @@ class TrainingStep:
                 return None
             context = self._context(batch, number)
             self.objective.inspect(context)
-            warn_about_probabilities(context)
+            warn_about_outputs(context)
             try:
                 self._replays[key] = self._compile(context), kept_alive(self.objective, self.bnn)
             except Exception as error:
