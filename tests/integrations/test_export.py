@@ -78,6 +78,7 @@ def test_the_network_is_the_users_own_and_knows_nothing_of_varlap():
     assert type(network) is nn.Sequential
 
 
+@pytest.mark.filterwarnings("ignore:batch norm follows Bayesian weights:varlap.errors.VarlapWarning")
 def test_a_saved_model_predicts_the_same_bits_in_a_new_process(tmp_path: Path):
     bnn, inputs = trained("convnet")
     x = inputs(5)
