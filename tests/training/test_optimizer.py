@@ -36,8 +36,8 @@ def test_means_move_by_sgd_and_log_sigma_by_adam(momentum: float):
     together, apart = _bnn(), _bnn()
     one = varlap.sgd(together, lr=0.1, momentum=momentum, log_sigma_lr=0.02)
     two = (
-        torch.optim.SGD(apart.network.parameters(), lr=0.1, momentum=momentum, nesterov=momentum > 0),
-        torch.optim.Adam(apart.log_sigma.parameters(), lr=0.02),
+        torch.optim.SGD(apart.network.parameters(), lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True),
+        torch.optim.Adam(apart.log_sigma.parameters(), lr=0.02, fused=True),
     )
     start = copy.deepcopy(together)
     for number in range(5):
