@@ -65,10 +65,21 @@ def test_a_step_on_the_cpu_is_as_measured(method: str):
     assert _agrees(ratio, measured["ratio_to_map"])
 
 
-def test_wide_layers_cost_what_was_measured():
-    methods = _result("step-wide-mlp-cpu.json")["methods"]
-    default, vi, exact = (f"{methods[name]['ratio_to_map']:.2f}" for name in ("VL default", "VI", "VL exact"))
-    assert f"VL's default takes {default} × MAP's, VI's {vi} × and exact VL's {exact} ×" in PAGE
+@pytest.mark.parametrize(
+    ("mlp", "file"),
+    {
+        "784-100-100-10": "step-small-mlp-cpu.json",
+        "784-800-800-10": "step-wide-mlp-cpu.json",
+        "784-800-800-10, glibc as is": "step-wide-mlp-cpu-usual-malloc.json",
+    }.items(),
+)
+def test_dense_layers_cost_what_was_measured(mlp: str, file: str):
+    assert bool(_result(file)["origin"]["malloc"]) == ("glibc" not in mlp)
+    times = {name: method["median_ms"] for name, method in _result(file)["methods"].items()}
+    ordinary, *ratios = _row_after("**Dense layers cost more**", f"{mlp} |")
+    assert _agrees(ordinary, times["plain torch loop"])
+    for told, name in zip(ratios, ("MAP", "VI", "VL default", "VL exact", "obvious double backward"), strict=True):
+        assert _agrees(told.removesuffix(" ×"), times[name] / times["plain torch loop"])
 
 
 def test_growth_is_as_measured():
