@@ -120,17 +120,18 @@ def test_without_a_network_the_message_says_what_to_fetch_and_where_to_put_it(tm
     assert not (tmp_path / "svhn.npz").exists()
 
 
-def test_archive_with_a_wrong_hash_is_named_and_nothing_is_stored(tmp_path):
-    name, good = next(iter(originals.contents("cifar10").items()))
+@pytest.mark.parametrize("data", ["cifar10", "svhn", "fashion_mnist"])
+def test_archive_with_a_wrong_hash_is_named_and_nothing_is_stored(tmp_path, data):
+    name, good = next(iter(originals.contents(data).items()))
     bad = bytearray(good)
     bad[len(bad) // 2] ^= 1
-    archives = originals.put(tmp_path / "archives", "cifar10", **{name: bytes(bad)})
+    archives = originals.put(tmp_path / "archives", data, **{name: bytes(bad)})
     with pytest.raises(DataError, match=rf"{name} has the SHA-256 .*: it is not the file of http"):
-        get(originals.source("cifar10"), tmp_path, archives=archives)
+        get(originals.source(data), tmp_path, archives=archives)
     (archives / name).write_bytes(good[:-1])
     with pytest.raises(DataError, match=rf"{name} has {len(good) - 1:,} bytes, not the {len(good):,} of http"):
-        get(originals.source("cifar10"), tmp_path, archives=archives)
-    assert not (tmp_path / "cifar10.npz").exists()
+        get(originals.source(data), tmp_path, archives=archives)
+    assert not (tmp_path / f"{data}.npz").exists()
 
 
 def test_missing_archive_is_named_with_its_address(tmp_path):

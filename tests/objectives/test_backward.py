@@ -460,19 +460,37 @@ def test_a_copy_of_the_network_gives_the_same_bits():
     assert_equal(gradients(twin, varlap.VL(N, BETA), x, y), gradients(bnn, varlap.VL(N, BETA), x, y))
 
 
+@pytest.mark.parametrize("of_likelihood", [False, True], ids=["weight", "noise"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_hook_on_a_parameter_sees_the_final_gradient_once(name):
+def test_hook_on_a_parameter_sees_the_final_gradient_once(name, of_likelihood):
     """On the way there it would scale the sampled gradient too, and with it the curvature."""
     results = []
     for hooked in (False, True):
-        bnn, x, y = CASES[0].make()
-        weight, seen = next(iter(bnn.means().values())), []
+        bnn, x, y = next(case for case in CASES if case.name == "mlp-gaussian").make()
+        parameter = bnn.likelihood.log_noise if of_likelihood else next(iter(bnn.means().values()))
+        seen = []
         if hooked:
-            weight.register_hook(lambda gradient, seen=seen: seen.append(gradient) or 2 * gradient)
+            parameter.register_hook(lambda gradient, seen=seen: seen.append(gradient) or 2 * gradient)
         terms = OBJECTIVES[name](N, BETA)(bnn, x, y, step=0)
         assert not seen
         terms.loss.backward()
         assert len(seen) == hooked
-        results.append((terms.elbo.detach(), weight.grad / (1 + hooked)))
+        results.append((terms.elbo.detach(), parameter.grad / (1 + hooked)))
     for plain, other in zip(*results, strict=True):
         torch.testing.assert_close(other, plain, rtol=1e-12, atol=0)
+
+
+def test_hook_that_the_network_removes_stays_removed():
+    class Rehooked(nn.Linear):
+        handle = None
+
+        def forward(self, x):
+            if self.handle is not None:
+                self.handle.remove()
+            self.handle = self.weight.register_hook(lambda gradient: gradient)
+            return super().forward(x)
+
+    bnn = varlap.BNN(Rehooked(2, 3))
+    for _ in range(3):
+        varlap.MAP(N)(bnn, torch.ones(4, 2), torch.tensor([0, 1, 2, 0])).loss.backward()
+    assert len(bnn.network.weight._backward_hooks) == 1

@@ -267,10 +267,10 @@ def _split(
 def _forward_part(bnn: BNN, batch: Batch, items: Tensor) -> Pass:
     try:
         return forward(bnn, batch.take(items))
-    except Exception as error:
+    except RuntimeError as error:
         error.add_note(
-            "this was a part of the batch, for the curvature; where items need each other, as the nodes of a graph do, "
-            "take the whole: VL(curvature=varlap.Fisher())"
+            "The curvature had taken a part of the batch. Where the network needs all items at once, as the nodes of a "
+            "graph, take the whole: VL(curvature=varlap.Fisher())"
         )
         raise
 

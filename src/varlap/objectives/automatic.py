@@ -82,7 +82,7 @@ def _can_repeat(objective: Objective, context: Context) -> bool:
         context.with_gradients
         and is_ready(objective)
         and not any(tensor.requires_grad for tensor in tree.tensors(context.batch.x))
-        and not runs_own_code(context.bnn.network)
+        and not runs_own_code(context.bnn)
         and not torch.compiler.is_compiling()
         and not (context.bnn.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
     )

@@ -200,7 +200,7 @@ class Objective(ABC):
         It has no effect but the network's own (running statistics), so it can be traced and compiled.
         """
         data = self.data_term(context)
-        scale = torch.as_tensor(context.beta / context.num_data, dtype=torch.float64)
+        scale = context.beta / context.num_data
         context.bnn.refit_prior()
         with torch.no_grad():
             kl, from_prior = self._prior_term(context)
@@ -327,7 +327,7 @@ def prepared(context: Context) -> Iterator[None]:
     with (
         torch.enable_grad(),
         bnn.means_differentiable(),
-        _hooks_waiting(bnn.network.parameters()),
+        _hooks_waiting(bnn.parameters()),
         context.streams.around_network(bnn.device),
         bnn.buffers_restored(only_on_error=True),
     ):
@@ -337,15 +337,19 @@ def prepared(context: Context) -> Iterator[None]:
 @contextlib.contextmanager
 def _hooks_waiting(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let hooks on parameters see the gradient that `loss.backward()` leaves, once, and none on the way to it."""
-    hooks = [parameter._backward_hooks for parameter in parameters if parameter._backward_hooks]
-    kept = [dict(table) for table in hooks]
-    for table in hooks:
-        table.clear()
+    tables = [parameter._backward_hooks for parameter in parameters if parameter._backward_hooks]
+    kept = [dict(table) for table in tables]
+    for table in tables:
+        table.update(dict.fromkeys(table, _nothing))
     try:
         yield
     finally:
-        for table, own in zip(hooks, kept, strict=True):
-            table.update(own)
+        for table, hooks in zip(tables, kept, strict=True):
+            table.update({key: hook for key, hook in hooks.items() if key in table})  # others were removed meanwhile
+
+
+def _nothing(_: Tensor) -> None:
+    pass
 
 
 def _check_evaluation(evaluation: Evaluation, step: int, advice: str) -> None:

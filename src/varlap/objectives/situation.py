@@ -54,14 +54,12 @@ def is_ready(objective: Objective) -> bool:
     return all(objective.running_means().values())
 
 
-def runs_own_code(network: nn.Module) -> bool:
+def runs_own_code(bnn: BNN) -> bool:
     """Whether a user's function is called with modules or gradients: a compiled evaluation would not call it again."""
     return (
         any(getattr(torch_module, kind) for kind in GLOBAL_HOOKS)
-        or any(
-            "forward" in vars(module) or any(getattr(module, kind) for kind in HOOKS) for module in network.modules()
-        )
-        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in network.parameters())
+        or any("forward" in vars(m) or any(getattr(m, kind) for kind in HOOKS) for m in bnn.network.modules())
+        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in bnn.parameters())
     )
 
 

@@ -9,7 +9,7 @@ import varlap
 from varlap.errors import ConfigError
 from varlap.files import finite, replace_file
 from varlap.report.html import page
-from varlap.report.names import name as called
+from varlap.report.names import called
 from varlap.report.sections import Section
 from varlap.report.tables import Table, comparison, markdown_text
 

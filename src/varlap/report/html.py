@@ -9,7 +9,7 @@ from typing import Any
 from varlap.files import finite
 from varlap.report import figures
 from varlap.report.figures import Group, Picture
-from varlap.report.names import name as called
+from varlap.report.names import called
 from varlap.report.sections import Section
 from varlap.report.sources import Entry, flat
 from varlap.report.tables import Column, Table

@@ -1,4 +1,4 @@
-"""What the page of `varlap reproduce` calls data sets, networks, recipes and settings."""
+"""What the pages of reports call data sets, networks, recipes and settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ _NAMES = {
     **{"svhn": "SVHN", "preact-resnet-18": "PreactResNet-18", "mlp": "MLP"},
 }
 _SAID: dict[str, Callable[[Any], str]] = {
-    "model": lambda value: name(value),
+    "model": lambda value: called(value),
     "lr": lambda value: f"learning rate {value:g}",
     "schedule": lambda value: "cosine" if value == "cosine" else "rate ÷ 10 twice",
     "clip_norm": lambda value: f"gradients clipped at {value:g}" if value else "gradients not clipped",
@@ -26,10 +26,10 @@ _SAID: dict[str, Callable[[Any], str]] = {
 }
 
 
-def name(identifier: str) -> str:
+def called(identifier: str) -> str:
     """Return what people call a data set, other images or a network; one without such a name as it is.
 
-    >>> name("fashion_mnist"), name("letters")
+    >>> called("fashion_mnist"), called("letters")
     ('Fashion-MNIST', 'letters')
     """
     return _NAMES.get(identifier, identifier)

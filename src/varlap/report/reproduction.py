@@ -137,7 +137,8 @@ def read_sweeps(store: Store | Path | str, asked: Collection[RunSpec] = ()) -> l
 
 
 def _title(parts: Sequence[Sweep]) -> str:
-    return f"Variational Laplace, reproduced: {', '.join(dict.fromkeys(names.name(part.spec.data) for part in parts))}"
+    data = dict.fromkeys(names.called(part.spec.data) for part in parts)
+    return f"Variational Laplace, reproduced: {', '.join(data)}"
 
 
 def as_json(parts: Sequence[Sweep], title: str | None = None) -> dict[str, Any]:
@@ -270,7 +271,7 @@ def _facts(part: Sweep) -> str:
     trained = [names.setting(key, getattr(spec, key)) for key in ("optimizer", "lr", "schedule", "batch_size")]
     return facts(
         {
-            "Network": names.name(spec.model),
+            "Network": names.called(spec.model),
             "Training": ", ".join(trained),
             "Held out": f"{spec.validation:.0%} of the training images" if spec.validation else "no images",
             "Runs": f"{len(_runs(part))}{f', of which {len(part.diverged)} diverged' if part.diverged else ''}",

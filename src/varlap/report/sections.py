@@ -11,7 +11,7 @@ import torch
 
 from varlap.experiments import Evaluated
 from varlap.files import finite
-from varlap.report.names import name as called
+from varlap.report.names import called
 from varlap.report.sources import Entry, flat
 
 CHANCE = ("seed", "split")  # what may differ between the runs that are averaged

@@ -106,7 +106,7 @@ def table_of_all_ways(sweep: Sweep) -> Table | None:
     for row, (key, choice) in zip(table.rows, choices.items(), strict=True):
         fitted = {name: _fitted([run.test[key[1]].get(name) for run in choice.by_validation]) for name in _FITTED}
         cells = dict(row.cells) | {name: cell for name, cell in fitted.items() if name in row.cells}
-        if others := ", ".join(dict.fromkeys(names.name(run.ood) for run in choice.by_validation if run.ood)):
+        if others := ", ".join(dict.fromkeys(names.called(run.ood) for run in choice.by_validation if run.ood)):
             cells["ood"] = Cell(math.nan, shown=others)
         rows.append(Row(row.name, row.num_runs, cells | {"beta": _beta(choice.beta)}))
     if any("ood" in row.cells for row in rows):

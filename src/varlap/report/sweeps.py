@@ -223,5 +223,5 @@ def _named(spec: RunSpec, specs: Sequence[RunSpec]) -> tuple[str, str]:
     if spec.recipe == "ours":
         told.pop("lr", None)  # its name says it
     words = [names.setting(key, value) for key, value in told.items()]
-    title = [names.name(spec.data), names.recipe(spec), names.epochs(spec.epochs), *words]
+    title = [names.called(spec.data), names.recipe(spec), names.epochs(spec.epochs), *words]
     return ", ".join(title), folder_name(", ".join(files))

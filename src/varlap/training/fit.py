@@ -33,7 +33,7 @@ def fit(
     bnn: BNN,
     objective: Objective,
     train: Any,
-    *_unpaired: Any,
+    *,
     weights: Any = None,
     validation: Any = None,
     augment: Augmentation | None = None,
@@ -80,8 +80,6 @@ def fit(
     >>> len(history.epochs), history.epochs[-1]["epoch"]
     (2, 1)
     """
-    if _unpaired:
-        raise ConfigError("fit takes inputs and targets as one argument, a pair: fit(bnn, objective, (x, y), ...)")
     if not isinstance(bnn, BNN) or not isinstance(objective, Objective):
         given = ", ".join(type(argument).__name__ for argument in (bnn, objective))
         raise ConfigError(

@@ -229,7 +229,7 @@ class TrainingStep:
 
     def _replayed(self, x: Any, y: Any, weights: Tensor | None, number: int) -> Tensor | None:
         """Take a compiled step, or return None where it is to be eager."""
-        if not self._compiled or not is_ready(self.objective) or runs_own_code(self.bnn.network):
+        if not self._compiled or not is_ready(self.objective) or runs_own_code(self.bnn):
             return None
         if self._batch_size not in (None, tree.leading_size(y)):  # a run may be carried on at a smaller last batch
             return None
