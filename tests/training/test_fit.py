@@ -151,11 +151,6 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         _fit(**settings)
 
 
-def test_inputs_and_targets_that_are_no_pair_are_refused_with_the_fix():
-    with pytest.raises(ConfigError, match=r"one argument, a pair: fit\(bnn, objective, \(x, y\), ...\)"):
-        varlap.fit(varlap.BNN(varlap.models.mlp(2, 3)), varlap.VL(90), *_blobs(), epochs=1)
-
-
 def test_a_label_out_of_range_anywhere_in_the_data_is_found_before_training():
     x, y = _blobs()
     y[77] = 3
