@@ -45,7 +45,7 @@ def test_targets_of_another_shape_than_half_the_outputs_are_refused():
 def test_outputs_without_a_class_dimension_are_refused():
     bnn = varlap.BNN(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))
     tries = varlap.VL(num_data=10, curvature=varlap.Fisher())
-    message = r"needs outputs of shape \[S, K\].*got \(6,\); for one logit.*likelihood='bernoulli'"
+    message = r"needs outputs of shape \[S, K\].*got \(6,\); for one item give x\[None\], for one logit.*'bernoulli'"
     with refused(BatchError, message, bnn, tries):
         tries(bnn, *batch())
 

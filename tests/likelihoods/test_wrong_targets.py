@@ -31,8 +31,8 @@ ZEROS = torch.zeros
             CATEGORICAL,
             ZEROS(4),
             ZEROS(4).long(),
-            r"categorical likelihood needs outputs of shape \[S, K\] or \[S, K, \.\.\.\], got \(4,\); for one logit "
-            r"per item use likelihood='bernoulli'",
+            r"categorical likelihood needs outputs of shape \[S, K\] or \[S, K, \.\.\.\], got \(4,\); for one item "
+            r"give x\[None\], for one logit per item use likelihood='bernoulli'",
         ),
         (
             CATEGORICAL,

@@ -35,7 +35,7 @@ def test_what_each_seed_has_fitted_is_listed_and_not_averaged():
 
 
 def test_a_beta_at_the_end_of_what_was_tried_is_named():
-    said = "At the end of its grid, so that a value beyond might be better: "
+    said = "The chosen β is at an edge of those tried, so one beyond might be better: "
     (sweep,) = sweeps([made_result("vl", beta) for beta in (0.01, 0.1, 1.0)])
     assert said not in at_an_end(sweep)
     (sweep,) = sweeps([made_result("map", beta) for beta in (0.01, 0.1)])
@@ -107,9 +107,8 @@ def test_the_papers_times_stand_beside_those_of_its_curvature_alone():
         how_it_was_timed(papers)
     )
     assert [column.key for column in table_2(ours).columns] == ["seconds", "ratio"]
-    assert how_it_was_timed(ours).endswith(
-        "VL's curvature: the library's default. The paper's times are left out, being of other steps: exact curvature."
-    )
+    told = "of a sixteenth of the images. The paper's times are of other steps and left out: exact curvature."
+    assert how_it_was_timed(ours).endswith(f"VL's curvature: {told}")
     assert "compare the ratios" not in how_it_was_timed(ours)
     (other,) = sweeps(made_sweep((0.1,), model="mlp"))
     assert how_it_was_timed(other).endswith("VL's curvature: exact.")
@@ -130,7 +129,7 @@ def test_the_papers_times_stand_beside_those_of_its_curvature_alone():
 def test_the_papers_times_stand_beside_those_of_its_own_steps_alone(settings: dict[str, object], theirs: str):
     (sweep,) = sweeps(made_sweep((0.1,), **settings))
     assert [column.key for column in table_2(sweep).columns] == ["seconds", "ratio"]
-    assert how_it_was_timed(sweep).endswith(f"exact. The paper's times are left out, being of other steps: {theirs}.")
+    assert how_it_was_timed(sweep).endswith(f"exact. The paper's times are of other steps and left out: {theirs}.")
 
 
 def test_the_papers_times_stand_beside_whatever_leaves_a_step_as_it_is():

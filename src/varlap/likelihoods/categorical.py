@@ -100,7 +100,7 @@ class Categorical(nn.Module):
         if outputs.ndim < 2:
             raise BatchError(
                 f"the categorical likelihood needs outputs of shape [S, K] or [S, K, ...], got {tuple(outputs.shape)}; "
-                "for one logit per item use likelihood='bernoulli'"
+                "for one item give x[None], for one logit per item use likelihood='bernoulli'"
             )
         return outputs
 

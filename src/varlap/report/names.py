@@ -15,7 +15,7 @@ _SAID: dict[str, Callable[[Any], str]] = {
     "schedule": lambda value: "cosine" if value == "cosine" else "rate ÷ 10 twice",
     "clip_norm": lambda value: f"gradients clipped at {value:g}" if value else "gradients not clipped",
     "batch_size": lambda value: f"batches of {value}",
-    "curvature": lambda value: "exact curvature" if value == "exact" else "library's curvature",
+    "curvature": lambda value: "exact curvature" if value == "exact" else "curvature of a sixteenth of the images",
     "gradient": lambda value: f"curvature's gradient {value}",
     "variances": lambda value: "variances in closed form" if value == "closed-form" else "learnt variances",
     "beta_warmup": lambda value: f"β rises over {value or 0:.0%}",

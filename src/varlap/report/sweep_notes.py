@@ -31,7 +31,7 @@ def _papers_scores(sweep: Sweep) -> str:
     """Say what may make the paper's scores others than ours."""
     if not sweep.papers_scores:
         return ""
-    return f"Of the paper's scores{sweep.after} its caption says 'best values' and mentions no held-out set."
+    return f"The paper calls its scores{sweep.after} 'best values' and mentions no held-out set."
 
 
 def what_is_best(sweep: Sweep) -> str:
@@ -52,7 +52,7 @@ def what_is_best(sweep: Sweep) -> str:
     nll, accuracy, ece = (first.cells[name].value for name in SCORES)
     words = f"Best test NLL: {first.name}, {nll:.3f} (accuracy {100 * accuracy:.1f} %, ECE {ece:.3f})."
     if others:
-        words += f" The same NLL: {'; '.join(row.name for row in others)}."
+        words += f" The same NLL to three digits: {'; '.join(row.name for row in others)}."
     if theirs := {} if sweep.after else sweep.papers_scores:
         name, (nll, accuracy, ece) = min(theirs.items(), key=lambda row: row[1][0])
         words += f" The paper's best: {name}, {nll:.2f} ({100 * accuracy:.1f} %, {ece:.3f})."
@@ -108,7 +108,7 @@ def how_it_was_timed(sweep: Sweep) -> str:
     >>> from varlap.report.sweeps import sweeps
     >>> (ours,) = sweeps([Result(RunSpec("cifar10", "vl", 0.1, curvature="default"), {}, {}, {}, 3.0)])
     >>> how_it_was_timed(ours).partition("other. ")[2]
-    "VL's curvature: the library's default. The paper's times are left out, being of other steps: exact curvature."
+    "VL's curvature: of a sixteenth of the images. The paper's times are of other steps and left out: exact curvature."
     """
     if sweep.spec.epochs == 1:
         words = "The one epoch without validation; a GPU compiles in it, so that it is longer than others would be."
@@ -118,11 +118,11 @@ def how_it_was_timed(sweep: Sweep) -> str:
     if papers_times(sweep):
         words += "exact, as the paper's. The paper's hardware is another: compare ratios, of runs that had a device to "
         return f"{words}themselves."
-    words += "exact." if sweep.spec.curvature == "exact" else "the library's default."
+    words += "exact." if sweep.spec.curvature == "exact" else "of a sixteenth of the images."
     if sweep.is_the_papers and sweep.spec.data in paper_numbers("table-2"):
         theirs = ", ".join(names.setting(key, value) for key, value in unlike_the_papers(sweep).items())
         words += (
-            f" The paper's times are left out, being of other steps: {theirs}."
+            f" The paper's times are of other steps and left out: {theirs}."
             if theirs
             else " The paper's times stand beside runs of the experiment table-2 alone."
         )
@@ -188,7 +188,7 @@ def at_an_end(sweep: Sweep) -> str:
     ...     return Result(RunSpec("digits", "vl", beta), {"mean": {"nll": nll}}, {"mean": {"nll": nll}}, {}, 1.0)
     >>> (sweep,) = sweeps([result(0.003, 0.3), result(0.01, 0.4)])
     >>> at_an_end(sweep)
-    'At the end of its grid, so that a value beyond might be better: VL at β 0.003.'
+    'The chosen β is at an edge of those tried, so one beyond might be better: VL at β 0.003.'
     """
     ends, of_variances = [], []
     choices = sweep.choices()
@@ -202,7 +202,7 @@ def at_an_end(sweep: Sweep) -> str:
     if len(ends) == len(choices) > 1:
         ends = ["every row"]
     named = "; ".join([*ends, *of_variances])
-    return f"At the end of its grid, so that a value beyond might be better: {named}." if named else ""
+    return f"The chosen β is at an edge of those tried, so one beyond might be better: {named}." if named else ""
 
 
 def num_seeds(sweep: Sweep) -> str:

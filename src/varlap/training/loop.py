@@ -105,6 +105,7 @@ class Loop:
         self._deadline = math.inf if self.time_limit_s is None else time.monotonic() + self.time_limit_s
         self._saved_at = self._shown_at = -math.inf
         self._epoch_began = 0.0
+        self._runaway = RUNAWAY
 
     def carry_on(self, out: Path) -> None:
         """Go to where the folder's newest checkpoint was, on every rank."""
@@ -225,8 +226,9 @@ class Loop:
         if self.world is None or self.world.rank == 0:
             self._tell_loggers(row)
         self.progress.epoch(row)
-        if row["sigma_over_s_max"] > RUNAWAY and self.objective.uses_variances:
+        if row["sigma_over_s_max"] > self._runaway and self.objective.uses_variances:
             log.warning("epoch %d: the largest σ is %.0f times its prior's s", epoch, row["sigma_over_s_max"])
+            self._runaway = 10 * row["sigma_over_s_max"]  # said again where it has grown so much
         due = self.settings.save_every and state.step % self.settings.save_every == 0
         if self._is_finished or due or time.monotonic() - self._saved_at >= self.settings.save_pause_s:
             self._save(last=self._is_finished)
