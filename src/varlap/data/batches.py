@@ -119,11 +119,11 @@ def read(source: Iterable[Any], seed: int = 0) -> Iterator[Any]:
     >>> list(read(DataLoader([1, 2, 3], batch_size=2)))
     [tensor([1, 2]), tensor([3])]
     """
-    cpu, end = torch.device("cpu"), object()
-    with Streams(seed, 0).around_network(cpu):
+    end = object()
+    with Streams(seed, 0).around_loader():
         iterator = iter(source)
     for number in itertools.count(1):
-        with Streams(seed, number).around_network(cpu):  # between two batches the generator is the caller's
+        with Streams(seed, number).around_loader():  # between two batches the generator is the caller's
             batch = next(iterator, end)
         if batch is end:
             return

@@ -185,7 +185,7 @@ class _Items:
         loader = DataLoader(
             self._dataset, batch_sampler=batches, num_workers=self._num_workers, collate_fn=collate_fn(self._dtype)
         )
-        return iter(as_batches(loader, self.batch_size, seed=_seed_of_epoch(self._seed, epoch)))
+        return iter(as_batches(loader, self.batch_size, seed=derive_seed(self._seed, epoch)))
 
 
 class _Loader:
@@ -227,7 +227,7 @@ class _Loader:
         for sampler in self._samplers:
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
-        batches = as_batches(self._loader, 1, self._dtype, seed=_seed_of_epoch(self._seed, epoch))
+        batches = as_batches(self._loader, 1, self._dtype, seed=derive_seed(self._seed, epoch))
         for index, (x, y) in enumerate(batches):
             if index < first:
                 continue
@@ -236,10 +236,6 @@ class _Loader:
                 require_divisible(x, num_items, purpose="training on several ranks", instead="train in one process")
                 x, y = tree.take(x, self._share), tree.take(y, self._share)
             yield x, y, None
-
-
-def _seed_of_epoch(seed: int, epoch: int) -> int:
-    return derive_seed(seed, "loader", epoch)
 
 
 def _samplers(loader: Any) -> list[Any]:
