@@ -45,7 +45,7 @@ def as_batches(
         return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=batch_size, collate_fn=collate_fn(dtype))
-    return _PairBatches(data, dtype, seed)
+    return PairBatches(data, dtype, seed)
 
 
 def count_items(data: Any) -> int:
@@ -75,7 +75,7 @@ def _count(data: Any) -> int:
             return len(data_set)
     if isinstance(data, Dataset):
         return len(data)  # pyright: ignore[reportArgumentType]  (_check_form has seen its __len__)
-    return sum(_batch_length(x, y) for x, y in _PairBatches(data))
+    return sum(_batch_length(x, y) for x, y in PairBatches(data))
 
 
 class _ArrayBatches:
@@ -93,17 +93,21 @@ class _ArrayBatches:
             yield tree.take(self._x, part), tree.take(self._y, part)
 
 
-class _PairBatches:
-    """The batches of a loader, each checked to be a pair."""
+class PairBatches:
+    """The batches of a loader, each checked to be a pair; those before `first` are not among them.
 
-    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None, seed: int = 0) -> None:
-        self._source, self._dtype, self._seed = source, dtype, seed
+    >>> [len(y) for x, y in PairBatches([(torch.zeros(3, 2), torch.arange(3))])]
+    [3]
+    """
+
+    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None, seed: int = 0, first: int = 0) -> None:
+        self._source, self._dtype, self._seed, self._first = source, dtype, seed, first
 
     def __len__(self) -> int:
         return len(self._source)  # pyright: ignore[reportArgumentType]  (a source without length says so)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for index, batch in enumerate(read(self._source, self._seed)):
+        for index, batch in enumerate(read(self._source, self._seed, self._first), self._first):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise BatchError(
@@ -113,8 +117,10 @@ class _PairBatches:
             yield batch_as_tensors(batch, self._dtype)
 
 
-def read(source: Iterable[Any], seed: int = 0) -> Iterator[Any]:
+def read(source: Iterable[Any], seed: int = 0, first: int = 0) -> Iterator[Any]:
     """Yield a source's batches, each read among numbers of its own, and leave the global generator as it is.
+
+    A source that leaves out the batches before number `first` gives the others the numbers that they would have had.
 
     >>> list(read(DataLoader([1, 2, 3], batch_size=2)))
     [tensor([1, 2]), tensor([3])]
@@ -122,7 +128,7 @@ def read(source: Iterable[Any], seed: int = 0) -> Iterator[Any]:
     end = object()
     with Streams(seed, 0).around_loader():
         iterator = iter(source)
-    for number in itertools.count(1):
+    for number in itertools.count(first + 1):
         with Streams(seed, number).around_loader():  # between two batches the generator is the caller's
             batch = next(iterator, end)
         if batch is end:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors, collate_fn, count_items
-from varlap.data.batches import is_arrays
+from varlap.data.batches import PairBatches, is_arrays
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior.batch import require_divisible
 from varlap.streams import Streams, derive_seed
@@ -177,15 +177,15 @@ class _Items:
     def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
         batches = epoch_order(self.num_items, self._seed, epoch).split(self.batch_size)[first:]
         shares = [batch[self._share].tolist() for batch in batches]
-        for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch), strict=True):
+        for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch, first), strict=True):
             pair = (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
             yield *pair, None
 
-    def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
+    def _read(self, batches: list[list[int]], epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         loader = DataLoader(
             self._dataset, batch_sampler=batches, num_workers=self._num_workers, collate_fn=collate_fn(self._dtype)
         )
-        return iter(as_batches(loader, self.batch_size, seed=derive_seed(self._seed, epoch)))
+        return iter(PairBatches(loader, seed=derive_seed(self._seed, epoch), first=first))
 
 
 class _Loader:
