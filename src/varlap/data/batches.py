@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from varlap import tree
 from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn, is_array
 from varlap.errors import BatchError, ConfigError
 from varlap.streams import Streams
 
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # samplers that mix the items
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
 
 
@@ -151,6 +159,21 @@ def _check_form(data: Any) -> None:
         isinstance(data, Dataset) or hasattr(data, "__iter__")
     ):
         raise BatchError(f"data is a {kind}; give {_FORMS}")
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return what a loader takes the numbers of its items from, the innermost last.
+
+    >>> [type(sampler).__name__ for sampler in samplers_of(DataLoader([1, 2, 3], shuffle=True))]
+    ['BatchSampler', 'RandomSampler']
+    """
+    if isinstance(getattr(loader, "dataset", None), IterableDataset) or not hasattr(loader, "sampler"):
+        return []
+    batches = getattr(loader, "batch_sampler", None)
+    found: list[Any] = [loader.sampler if batches is None else batches]
+    while (inner := getattr(found[-1], "sampler", None)) is not None:
+        found.append(inner)
+    return found
 
 
 def is_arrays(data: Any) -> bool:
