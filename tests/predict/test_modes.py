@@ -26,6 +26,7 @@ from varlap.errors import BatchError, ConfigError, VarlapWarning
 from varlap.likelihoods.prediction import entropy
 from varlap.predict import predict
 from varlap.predict.average import average
+from varlap.predict.mean import probed_outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch norm follows Bayesian weights:varlap.errors.VarlapWarning")
 
@@ -485,3 +486,14 @@ def test_loaders_that_cannot_be_predicted_are_refused_with_the_fix():
         bnn.predict(DataLoader(data), batch_size=2)
     with pytest.raises(BatchError, match=r"x is the Dataset TensorDataset; give a DataLoader of it: DataLoader\(x, "):
         bnn.predict(data)
+
+
+def test_outputs_that_are_only_looked_at_leave_the_inputs_alone_where_a_network_works_in_place():
+    class Shifting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.sub_(1))
+
+    bnn, x = varlap.BNN(Shifting(2, 3)).double(), torch.ones(4, 2, dtype=torch.float64)
+    outputs = probed_outputs(bnn, x)
+    assert torch.equal(x, torch.ones_like(x))
+    assert torch.equal(outputs, bnn.network.bias.detach().expand(4, 3))  # at x - 1 = 0
