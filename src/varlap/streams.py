@@ -23,6 +23,16 @@ if hasattr(os, "register_at_fork"):  # a thread that held it is not in the child
     os.register_at_fork(after_in_child=lambda: _LOCKS.__setitem__(0, threading.RLock()))
 
 
+@dataclass(eq=False)
+class _Loan:
+    """The CPU's global generator, lent to a loader: in which state it was found."""
+
+    found: Tensor
+
+
+_LOANS: list[_Loan] = []  # the latest last; guarded by the lock
+
+
 def derive_seed(*parts: int | str) -> int:
     """Hash numbers and words to a seed of 63 bits, the same on every machine.
 
@@ -148,6 +158,32 @@ class Streams:
             elif devices:
                 getattr(torch, device.type).manual_seed(seed)
             yield
+
+    @contextlib.contextmanager
+    def around_loader(self) -> Iterator[None]:
+        """Give what a loader draws from the CPU's global generator a stream of this step, and put the caller's back.
+
+        A loader may wait, for a disk or for a thread that itself wants the generators, so none is kept from them
+        meanwhile. `around_network` in another thread leaves the generator as it found it. Of two loaders the later
+        one has it, and the first may be done before it: then the later one puts back what the first had found. Whatever
+        the order, the last to leave puts back the caller's. Loaders that draw at the same time mix their numbers.
+        """
+        with _LOCKS[0]:
+            loan = _Loan(torch.get_rng_state())
+            _LOANS.append(loan)
+            torch.default_generator.manual_seed(
+                derive_seed(self.seed, "loader", self.step, self.micro_batch, self.rank)
+            )
+        try:
+            yield
+        finally:
+            with _LOCKS[0]:
+                place = _LOANS.index(loan)
+                del _LOANS[place]
+                if place == len(_LOANS):
+                    torch.set_rng_state(loan.found)
+                else:
+                    _LOANS[place].found = loan.found
 
 
 def current_rank() -> int:

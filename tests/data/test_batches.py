@@ -1,5 +1,6 @@
 """Claims about as_batches and count_items."""
 
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
+import varlap
 from varlap.data import as_batches, count_items
 from varlap.errors import BatchError, ConfigError
+from varlap.streams import Streams
 
 X, Y = torch.arange(14.0).reshape(7, 2), torch.arange(7)
 
@@ -145,6 +148,41 @@ def test_a_loader_that_fails_leaves_the_global_generator_alone():
     with pytest.raises(KeyError):
         list(as_batches(DataLoader(TensorDataset(X, Y), batch_size=3, collate_fn=collate), 3))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Asking(Dataset):
+    """Waits for another thread, which predicts."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        bnn = varlap.BNN(torch.nn.Linear(2, 2))
+        thread = threading.Thread(target=bnn.predict, args=(X[:1],), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "the thread waits for the loader"
+        return X[index], Y[index]
+
+
+@pytest.mark.parametrize("use", [lambda bnn, data: list(as_batches(data, 4)), varlap.evaluate])
+def test_a_loader_may_wait_for_a_thread_that_predicts(use):
+    bnn = varlap.BNN(torch.nn.Linear(2, 7))
+    use(bnn, DataLoader(Asking(), batch_size=4))
+
+
+def test_a_loader_draws_other_numbers_than_the_network_of_that_step():
+    class Drawn(Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return torch.rand(4), 0
+
+    ((x, _),) = as_batches(Drawn(), 1)
+    for step in (0, 1):
+        with Streams(0, step).around_network(torch.device("cpu")):
+            assert not torch.equal(x[0], torch.rand(4))
 
 
 def test_read_only_and_reversed_arrays_are_taken():

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import varlap
 from cases import CASES, Exponential, S
@@ -18,6 +26,7 @@ from varlap.errors import BatchError, ConfigError, VarlapWarning
 from varlap.likelihoods.prediction import entropy
 from varlap.predict import predict
 from varlap.predict.average import average
+from varlap.predict.mean import probed_outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch norm follows Bayesian weights:varlap.errors.VarlapWarning")
 
@@ -457,6 +466,8 @@ def test_a_loader_of_inputs_is_predicted_like_the_inputs(mode):
     x, y = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(5)
     bnn = varlap.BNN(varlap.models.mlp(4, 3, hidden=(3,))).double()
     expected = bnn.predict(x, **MODES[mode])
+    in_order = DataLoader(TensorDataset(x), batch_sampler=BatchSampler(SequentialSampler(x), 2, False))
+    assert_close(bnn.predict(in_order, **MODES[mode]), expected, 1e-12)
     for items in (x, TensorDataset(x), TensorDataset(x, y)):
         found = bnn.predict(DataLoader(items, batch_size=2), **MODES[mode])
         assert_close(found, expected, 1e-12)
@@ -466,9 +477,23 @@ def test_loaders_that_cannot_be_predicted_are_refused_with_the_fix():
     bnn, data = varlap.BNN(nn.Linear(4, 3)), TensorDataset(torch.zeros(5, 4))
     with pytest.raises(ConfigError, match=r"the DataLoader's RandomSampler mixes the items, .* with shuffle=False"):
         bnn.predict(DataLoader(data, shuffle=True))
+    for sampler in (RandomSampler(data), SubsetRandomSampler(range(5)), WeightedRandomSampler(torch.ones(5), 5)):
+        with pytest.raises(ConfigError, match=rf"the DataLoader's {type(sampler).__name__} mixes the items"):
+            bnn.predict(DataLoader(data, batch_sampler=BatchSampler(sampler, 4, False)))
     with pytest.raises(
         ConfigError, match=r"predict\(batch_size=2\) does not go with a DataLoader, which makes its own"
     ):
         bnn.predict(DataLoader(data), batch_size=2)
     with pytest.raises(BatchError, match=r"x is the Dataset TensorDataset; give a DataLoader of it: DataLoader\(x, "):
         bnn.predict(data)
+
+
+def test_outputs_that_are_only_looked_at_leave_the_inputs_alone_where_a_network_works_in_place():
+    class Shifting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.sub_(1))
+
+    bnn, x = varlap.BNN(Shifting(2, 3)).double(), torch.ones(4, 2, dtype=torch.float64)
+    outputs = probed_outputs(bnn, x)
+    assert torch.equal(x, torch.ones_like(x))
+    assert torch.equal(outputs, bnn.network.bias.detach().expand(4, 3))  # at x - 1 = 0

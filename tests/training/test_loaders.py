@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from runs import Stopped, at_step, made_bnn, made_data, made_objective, noise, same_bits, stop
+from runs import SETTINGS, Stopped, at_step, made_bnn, made_data, made_objective, noise, same_bits, stop
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -121,6 +122,43 @@ def test_a_run_by_a_loader_that_shuffles_is_carried_on_exactly(tmp_path: Path, n
         trained(at_step(7, stop), **kept)  # in the middle of the second epoch
     assert same_bits(alone, trained(noise, **kept))
     assert not same_bits(alone, trained(noise, seed=1))
+
+
+class Noisy(Dataset):
+    """Transforms its items by torch's global generator."""
+
+    def __init__(self) -> None:
+        self._x, self._y = made_data()
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._x[index] + torch.randn(4), self._y[index]
+
+
+@pytest.mark.parametrize(
+    "train", [Noisy(), DataLoader(Noisy(), 8), DataLoader(Noisy(), 8, num_workers=1)], ids=["set", "loader", "worker"]
+)
+def test_random_transforms_are_repeated_by_a_run_that_is_carried_on_within_an_epoch(tmp_path: Path, train: Any):
+    def trained(augment: Any, **settings: Any) -> varlap.BNN:
+        bnn = made_bnn()
+        torch.seed()
+        varlap.fit(bnn, made_objective(), train, augment=augment, **(SETTINGS | {"epochs": 3} | settings))
+        return bnn
+
+    alone = trained(noise)
+    kept = {"out": tmp_path / "run", "save_every": 2}
+    with pytest.raises(Stopped):
+        trained(at_step(7, stop), **kept)  # in the middle of the second epoch
+    assert same_bits(alone, trained(noise, **kept))
+    assert not same_bits(alone, trained(noise, seed=1))
+
+
+def test_a_batch_that_is_no_pair_is_named_by_its_number_in_the_epoch_that_is_carried_on():
+    source = as_source(TensorDataset(*3 * [torch.zeros(8)]), batch_size=4, seed=0, device=torch.device("cpu"))
+    with pytest.raises(varlap.errors.BatchError, match="batch 1 is a list of 3, not a pair"):
+        next(source.epoch(0, 1))
 
 
 def test_a_loader_shuffles_anew_in_each_epoch_and_alike_for_a_seed():

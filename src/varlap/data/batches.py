@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from varlap import tree
 from varlap.data.tensors import as_tensors, batch_as_tensors, collate_fn, is_array
 from varlap.errors import BatchError, ConfigError
 from varlap.streams import Streams
 
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # samplers that mix the items
 _FORMS = "a tuple (x, y) of tensors or arrays, a map-style Dataset, a DataLoader, or a list of batches (x, y)"
 
 
@@ -45,7 +53,7 @@ def as_batches(
         return _ArrayBatches(x, y, _count_arrays(x, y), batch_size)
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=batch_size, collate_fn=collate_fn(dtype))
-    return _PairBatches(data, dtype, seed)
+    return PairBatches(data, dtype, seed)
 
 
 def count_items(data: Any) -> int:
@@ -75,7 +83,7 @@ def _count(data: Any) -> int:
             return len(data_set)
     if isinstance(data, Dataset):
         return len(data)  # pyright: ignore[reportArgumentType]  (_check_form has seen its __len__)
-    return sum(_batch_length(x, y) for x, y in _PairBatches(data))
+    return sum(_batch_length(x, y) for x, y in PairBatches(data))
 
 
 class _ArrayBatches:
@@ -93,17 +101,21 @@ class _ArrayBatches:
             yield tree.take(self._x, part), tree.take(self._y, part)
 
 
-class _PairBatches:
-    """The batches of a loader, each checked to be a pair."""
+class PairBatches:
+    """The batches of a loader, each checked to be a pair; those before `first` are not among them.
 
-    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None, seed: int = 0) -> None:
-        self._source, self._dtype, self._seed = source, dtype, seed
+    >>> [len(y) for x, y in PairBatches([(torch.zeros(3, 2), torch.arange(3))])]
+    [3]
+    """
+
+    def __init__(self, source: Iterable[Any], dtype: torch.dtype | None = None, seed: int = 0, first: int = 0) -> None:
+        self._source, self._dtype, self._seed, self._first = source, dtype, seed, first
 
     def __len__(self) -> int:
         return len(self._source)  # pyright: ignore[reportArgumentType]  (a source without length says so)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for index, batch in enumerate(read(self._source, self._seed)):
+        for index, batch in enumerate(read(self._source, self._seed, self._first), self._first):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise BatchError(
@@ -113,17 +125,19 @@ class _PairBatches:
             yield batch_as_tensors(batch, self._dtype)
 
 
-def read(source: Iterable[Any], seed: int = 0) -> Iterator[Any]:
+def read(source: Iterable[Any], seed: int = 0, first: int = 0) -> Iterator[Any]:
     """Yield a source's batches, each read among numbers of its own, and leave the global generator as it is.
+
+    A source that leaves out the batches before number `first` gives the others the numbers that they would have had.
 
     >>> list(read(DataLoader([1, 2, 3], batch_size=2)))
     [tensor([1, 2]), tensor([3])]
     """
-    cpu, end = torch.device("cpu"), object()
-    with Streams(seed, 0).around_network(cpu):
+    end = object()
+    with Streams(seed, 0).around_loader():
         iterator = iter(source)
-    for number in itertools.count(1):
-        with Streams(seed, number).around_network(cpu):  # between two batches the generator is the caller's
+    for number in itertools.count(first + 1):
+        with Streams(seed, number).around_loader():  # between two batches the generator is the caller's
             batch = next(iterator, end)
         if batch is end:
             return
@@ -145,6 +159,21 @@ def _check_form(data: Any) -> None:
         isinstance(data, Dataset) or hasattr(data, "__iter__")
     ):
         raise BatchError(f"data is a {kind}; give {_FORMS}")
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return what a loader takes the numbers of its items from, the innermost last.
+
+    >>> [type(sampler).__name__ for sampler in samplers_of(DataLoader([1, 2, 3], shuffle=True))]
+    ['BatchSampler', 'RandomSampler']
+    """
+    if isinstance(getattr(loader, "dataset", None), IterableDataset) or not hasattr(loader, "sampler"):
+        return []
+    batches = getattr(loader, "batch_sampler", None)
+    found: list[Any] = [loader.sampler if batches is None else batches]
+    while (inner := getattr(found[-1], "sampler", None)) is not None:
+        found.append(inner)
+    return found
 
 
 def is_arrays(data: Any) -> bool:

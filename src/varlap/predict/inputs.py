@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset
 
 from varlap import tree
 from varlap.data import inputs_as_tensors
-from varlap.data.batches import read
+from varlap.data.batches import SHUFFLING, read, samplers_of
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior import BNN
 
@@ -80,9 +80,10 @@ def _check_loader(loader: Any, batch_size: int | None) -> None:
         raise ConfigError(
             f"predict(batch_size={batch_size}) does not go with a DataLoader, which makes its own batches"
         )
-    if isinstance(loader.sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+    mixing = [type(sampler).__name__ for sampler in samplers_of(loader) if isinstance(sampler, SHUFFLING)]
+    if mixing:
         raise ConfigError(
-            f"the DataLoader's {type(loader.sampler).__name__} mixes the items, and nothing would tell which "
+            f"the DataLoader's {mixing[0]} mixes the items, and nothing would tell which "
             "prediction is whose; predict by one with shuffle=False"
         )
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from varlap import tree
 from varlap.posterior import BNN
 from varlap.predict.inputs import Inputs, join
 from varlap.streams import Streams
@@ -22,11 +23,11 @@ def mean_outputs(bnn: BNN, inputs: Inputs) -> Any:
 
 @torch.no_grad()
 def probed_outputs(bnn: BNN, x: Any) -> Any:
-    """Return f(x, μ) in evaluation mode, to look at: mode, buffers and global generators stay as they were.
+    """Return f(x, μ) in evaluation mode, to look at: inputs, mode, buffers and generators stay as they were.
 
     >>> bnn = BNN(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout()), likelihood="gaussian")
     >>> probed_outputs(bnn, torch.zeros(3, 2)).shape, bnn.training
     (torch.Size([3, 1]), True)
     """
     with Streams(0, 0).around_network(bnn.device), bnn.evaluating(), bnn.spare_buffers():
-        return bnn.outputs(x)
+        return bnn.outputs(tree.copied(x))  # a network may work in place

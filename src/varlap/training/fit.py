@@ -61,8 +61,8 @@ def fit(
             sampled gradient. N stays the objective's `num_data`.
         validation: data to score after each epoch, or after every `validate_every`-th, in any of these forms.
         augment: a function of (inputs, generator) that is applied to each batch on the device, such as
-            `varlap.data.crop_and_flip`. Random transforms belong here: a run that is carried on from within an epoch
-            does not repeat those inside a Dataset.
+            `varlap.data.crop_and_flip`. Random transforms belong here: inside a Dataset that `num_workers` processes
+            read, a run that is carried on from within an epoch does not repeat them.
         out: the folder of the run: its spec, metrics and checkpoints.
         resume: "auto" carries on the run that `out` holds; "never" refuses to.
         label: what else tells this run from others, such as the name of its data: plain numbers and words that go

@@ -7,20 +7,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from varlap import tree
 from varlap.data import as_batches, as_tensors, collate_fn, count_items
-from varlap.data.batches import is_arrays
+from varlap.data.batches import SHUFFLING, PairBatches, is_arrays, samplers_of
 from varlap.errors import BatchError, ConfigError
 from varlap.posterior.batch import require_divisible
 from varlap.streams import Streams, derive_seed
@@ -177,15 +168,15 @@ class _Items:
     def epoch(self, epoch: int, first: int) -> Iterator[Weighted]:
         batches = epoch_order(self.num_items, self._seed, epoch).split(self.batch_size)[first:]
         shares = [batch[self._share].tolist() for batch in batches]
-        for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch), strict=True):
+        for share, (x, y) in zip(shares, self._read([share or [0] for share in shares], epoch, first), strict=True):
             pair = (x, y) if share else tree.take((x, y), slice(0, 0))  # a rank without items still takes part
             yield *pair, None
 
-    def _read(self, batches: list[list[int]], epoch: int) -> Iterator[tuple[Any, Any]]:
+    def _read(self, batches: list[list[int]], epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         loader = DataLoader(
             self._dataset, batch_sampler=batches, num_workers=self._num_workers, collate_fn=collate_fn(self._dtype)
         )
-        return iter(as_batches(loader, self.batch_size, seed=_seed_of_epoch(self._seed, epoch)))
+        return iter(PairBatches(loader, seed=derive_seed(self._seed, epoch), first=first))
 
 
 class _Loader:
@@ -200,7 +191,7 @@ class _Loader:
         except TypeError:
             self.steps_per_epoch = sum(1 for _ in batches)
         self._loader, self._seed, self._share, self._dtype = loader, seed, share, dtype
-        self._samplers = _samplers(loader)
+        self._samplers = samplers_of(loader)
         sampler = self._samplers[-1] if self._samplers else None
         choosing = [type(one).__name__ for one in self._samplers if type(one) not in IN_ORDER]
         if share != slice(None) and choosing:
@@ -208,7 +199,7 @@ class _Loader:
                 f"the loader's {choosing[0]} chooses the items of each rank, and fit shares batches out "
                 "among the ranks by itself: some items would never be trained on; give fit the Dataset instead"
             )
-        if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+        if isinstance(sampler, SHUFFLING):
             if resumable and sampler.generator is not None:
                 log.warning(
                     "the DataLoader shuffles by a generator of its own, so a run that was stopped cannot be carried on "
@@ -227,7 +218,7 @@ class _Loader:
         for sampler in self._samplers:
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
-        batches = as_batches(self._loader, 1, self._dtype, seed=_seed_of_epoch(self._seed, epoch))
+        batches = as_batches(self._loader, 1, self._dtype, seed=derive_seed(self._seed, epoch))
         for index, (x, y) in enumerate(batches):
             if index < first:
                 continue
@@ -236,21 +227,6 @@ class _Loader:
                 require_divisible(x, num_items, purpose="training on several ranks", instead="train in one process")
                 x, y = tree.take(x, self._share), tree.take(y, self._share)
             yield x, y, None
-
-
-def _seed_of_epoch(seed: int, epoch: int) -> int:
-    return derive_seed(seed, "loader", epoch)
-
-
-def _samplers(loader: Any) -> list[Any]:
-    """Return what a loader takes the numbers of its items from, the innermost last."""
-    if isinstance(getattr(loader, "dataset", None), IterableDataset) or not hasattr(loader, "sampler"):
-        return []
-    batches = getattr(loader, "batch_sampler", None)
-    found: list[Any] = [loader.sampler if batches is None else batches]
-    while (inner := getattr(found[-1], "sampler", None)) is not None:
-        found.append(inner)
-    return found
 
 
 def epoch_order(num_items: int, seed: int, epoch: int) -> Tensor:
