@@ -52,7 +52,7 @@ def _may_convolve(network: nn.Module) -> bool:
 def _has_weight_norm(network: nn.Module) -> bool:
     """Whether a layer has weight norm, new or old.
 
-    A forward pass of the user's own that calls `torch._weight_norm` is not seen here, and keeps torch's wrong derivative.
+    A forward pass of the user's own that calls `torch._weight_norm` is not seen, and keeps torch's wrong derivative.
     """
     return any(
         isinstance(module, _WeightNorm)
