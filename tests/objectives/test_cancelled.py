@@ -63,6 +63,19 @@ class WithRareFlag(nn.Module):
         return self.rest(torch.cat([x.flatten(1)[:, :4], self.of_flag(flag)], 1))
 
 
+class WithTable(nn.Module):
+    """A table of the network's own, of which all items take one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(2, 4))
+        self.rest = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)[:, :4]
+        return self.rest(torch.cat([x, self.table[:1].expand_as(x)], 1))
+
+
 def conv(bias: bool = True) -> nn.Module:
     return nn.Conv2d(1, 4, 3, padding=1, bias=bias)
 
@@ -109,6 +122,7 @@ IN_PEACE = {
     "statistics that stand still": lambda: convnet(conv(), nn.BatchNorm2d(4, track_running_stats=False)),
     "frozen norm": lambda: convnet(conv(), AlwaysEvaluating(4)),
     "embedding of a rare flag": lambda: WithRareFlag(nn.Embedding(2, 4)),
+    "table of a rare flag": WithTable,
     "layers that see a rare flag alone": lambda: WithRareFlag(
         nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh())
     ),

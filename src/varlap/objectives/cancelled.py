@@ -10,6 +10,7 @@ from varlap import tree
 from varlap.objectives.first_look import first_items, listed, pulled_back
 from varlap.objectives.objective import Context, Gradients, Objective, prepared
 from varlap.posterior.bnn import LOG_SIGMA_START
+from varlap.predict.collapse import note_cancelled
 from varlap.predict.statistics import Layers, layers_with_statistics, moving
 
 FEWEST_ITEMS, MOST_ITEMS = 4, 16  # batch norm of two has ±1 as its result, whatever the weights
@@ -28,6 +29,7 @@ def cancelled(objective: Objective, context: Context) -> list[str] | None:  # no
     if not found:
         return []
     names = listed(map(repr, found))
+    note_cancelled(bnn, names)  # prediction tells of it again
     return [
         f"batch norm cancels in training: {names}. Nothing then holds the variances of these weights, which go to "
         "the prior's, and in evaluation mode they count again, so that draws of the weights may predict far worse "
