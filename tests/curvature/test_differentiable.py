@@ -1,5 +1,6 @@
 """Claims about networks whose fused kernels have no second derivative: VL trains them, with the right gradients."""
 
+import contextlib
 import copy
 import math
 
@@ -294,3 +295,28 @@ def test_networks_with_dropout_train_under_vl_in_training_mode(name):
     assert sum(history[-5:]) > sum(history[:5]) + 1  # a mean over five steps that is 0.2 nats better
     assert bnn.network.training
     assert all(parameter.isfinite().all() for parameter in bnn.parameters())
+
+
+@pytest.mark.parametrize(
+    ("of", "written_out"),
+    [
+        (nn.utils.parametrizations.weight_norm, True),
+        (nn.utils.weight_norm, True),
+        (nn.utils.parametrizations.spectral_norm, False),
+        (nn.utils.parametrizations.orthogonal, False),
+        (lambda layer: layer, False),
+    ],
+    ids=["weight norm", "old weight norm", "spectral norm", "orthogonal", "none"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_of_reparametrised_layers_weight_norm_alone_pays_for_a_look_at_each_call_of_torch(of, written_out, monkeypatch):
+    orders = []
+
+    def recording(num_derivatives):
+        orders.append(num_derivatives)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("varlap.curvature.differentiable.WrittenOut", recording)
+    with twice_differentiable(nn.Sequential(of(nn.Linear(4, 4)), nn.Tanh())):
+        pass
+    assert orders == ([2] if written_out else [])

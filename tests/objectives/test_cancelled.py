@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import varlap
 from varlap.errors import VarlapWarning
+from varlap.predict.statistics import layers_with_statistics
 
 S = 16
 
@@ -46,6 +47,33 @@ class WithoutUse(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rest(torch.cat([x, self.dead(x).relu()], 1))
+
+
+class WithRareFlag(nn.Module):
+    """A module sees the first input alone, which is the same for all items: batch norm cancels what is made of it."""
+
+    def __init__(self, of_flag: nn.Module) -> None:
+        super().__init__()
+        self.of_flag = of_flag
+        self.rest = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flag = torch.zeros_like(x.flatten(1)[:, :1])
+        flag = flag.flatten().long() if isinstance(self.of_flag, nn.Embedding) else flag
+        return self.rest(torch.cat([x.flatten(1)[:, :4], self.of_flag(flag)], 1))
+
+
+class WithTable(nn.Module):
+    """A table of the network's own, of which all items take one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(2, 4))
+        self.rest = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)[:, :4]
+        return self.rest(torch.cat([x, self.table[:1].expand_as(x)], 1))
 
 
 def conv(bias: bool = True) -> nn.Module:
@@ -93,11 +121,21 @@ IN_PEACE = {
     "zero-initialised branch": lambda: Residual(bias=False),
     "statistics that stand still": lambda: convnet(conv(), nn.BatchNorm2d(4, track_running_stats=False)),
     "frozen norm": lambda: convnet(conv(), AlwaysEvaluating(4)),
+    "embedding of a rare flag": lambda: WithRareFlag(nn.Embedding(2, 4)),
+    "table of a rare flag": WithTable,
+    "layers that see a rare flag alone": lambda: WithRareFlag(
+        nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh())
+    ),
 }
 
 
 class AlwaysEvaluating(nn.BatchNorm2d):
     def train(self, mode: bool = True) -> "AlwaysEvaluating":
+        return super().train(False)
+
+
+class AlwaysEvaluating1d(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> "AlwaysEvaluating1d":
         return super().train(False)
 
 
@@ -147,7 +185,7 @@ def test_a_map_solution_has_no_variances_to_warn_of():
 def test_many_names_are_cut_short():
     blocks = [part for _ in range(9) for part in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh())]
     (said,) = warned(nn.Sequential(*blocks), images("two layers"))
-    assert "'18.bias', '21.bias', ...})" in said
+    assert "'18.bias', '21.bias' and 1 more})" in said
 
 
 def test_the_look_leaves_no_trace():
@@ -167,3 +205,27 @@ def test_the_look_leaves_no_trace():
         assert network[1].momentum == 0.1
         results.append([loss.detach(), *(buffer.clone() for buffer in network.buffers())])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_small_batches_and_evaluation_mode_put_the_look_off():
+    torch.manual_seed(0)
+    network, objective = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), varlap.VI(100)
+    bnn = varlap.BNN(network).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective(bnn, numbers(3, 4), torch.arange(3))
+        objective(bnn.eval(), numbers(S, 4), torch.arange(S) % 3)
+    with pytest.warns(VarlapWarning, match="batch norm cancels in training: '0.bias'"):
+        objective(bnn.train(), numbers(S, 4), torch.arange(S) % 3)
+
+
+@pytest.mark.parametrize("size", [2, S])
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(8), lambda: AlwaysEvaluating1d(8)], ids=["none", "frozen"])
+def test_a_network_without_moving_batch_norm_is_searched_once_at_most(norm, size, monkeypatch):
+    searches = []
+    search = lambda network: searches.append(network) or layers_with_statistics(network)  # noqa: E731
+    monkeypatch.setattr("varlap.objectives.cancelled.layers_with_statistics", search)
+    bnn, objective = varlap.BNN(nn.Sequential(nn.Linear(4, 8), norm(), nn.Linear(8, 3))).train(), varlap.VI(100)
+    for _ in range(3):
+        objective(bnn, numbers(size, 4), torch.arange(size) % 3)
+    assert len(searches) == (size == S)

@@ -69,6 +69,19 @@ def test_targets_of_another_size_than_the_outputs_are_named_once(offset: float, 
         varlap.VL(100)(bnn, X, y)
 
 
+@pytest.mark.parametrize("likelihood", [varlap.Gaussian, varlap.Heteroscedastic])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_likelihood_of_ones_own_whose_predict_fails_trains_without_it(objective: Any, likelihood: type):
+    class WithoutPredict(likelihood):
+        def predict(self, outputs: torch.Tensor) -> Any:
+            raise RuntimeError("no predict here")
+
+    bnn = varlap.BNN(nn.Linear(4, 2), WithoutPredict())
+    y = X[:, : 1 if likelihood is varlap.Heteroscedastic else 2]
+    objective()(bnn, X, y).loss.backward()
+    assert bool(bnn.network.weight.grad.any())
+
+
 @pytest.mark.parametrize("noise", [1e-3, 1.0])
 def test_standardised_targets_are_no_mistake_whatever_the_noise(noise: float):
     with warnings.catch_warnings():

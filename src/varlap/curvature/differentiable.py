@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from varlap.curvature.second_order import fast_second_order
@@ -50,8 +50,12 @@ def _may_convolve(network: nn.Module) -> bool:
 
 
 def _has_weight_norm(network: nn.Module) -> bool:
+    """Whether a layer has weight norm, new or old.
+
+    A forward pass of the user's own that calls `torch._weight_norm` is not seen, and keeps torch's wrong derivative.
+    """
     return any(
-        isinstance(module, ParametrizationList)
+        isinstance(module, _WeightNorm)
         or any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values())
         for module in network.modules()
     )

@@ -1,61 +1,44 @@
-"""Warnings about what has no second derivative: activations with a kink (paper, section 4.3), some backward passes."""
+"""What has no second derivative: activations with a kink (paper, section 4.3), some backward passes."""
 
 import contextlib
-import weakref
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from varlap import tree
 from varlap.curvature.differentiable import twice_differentiable
-from varlap.errors import warn
-from varlap.likelihoods.protocol import normal_like
 from varlap.models import find_kinks
-from varlap.objectives.cancelled import warn_about_cancelled
+from varlap.objectives.first_look import first_items, listed, pulled_back
 from varlap.objectives.objective import Context, Objective, prepared
-from varlap.posterior.batch import is_divisible
 from varlap.posterior.bnn import BNN
 from varlap.posterior.network_check import refuse_compiled
 
-_inspected: "weakref.WeakSet[BNN]" = weakref.WeakSet()
-MOST_NAMES = 8
 
-
-def warn_about_kinks(objective: Objective, context: Context) -> None:
-    """Look at each network once, functional calls included, by forward passes that leave no trace.
-
-    Here also what batch norm cancels is named, which is bad for every objective with variances.
-    """
-    if context.bnn not in _inspected:
-        _look(objective, context)
-    warn_about_cancelled(context)
-
-
-def _look(objective: Objective, context: Context) -> None:
-    bnn = context.bnn
+def without_second_derivative(objective: Objective, context: Context) -> list[str]:
+    """Warn of activations, functional calls included, and of backward passes."""
+    bnn, warnings = context.bnn, []
     with prepared(context), bnn.buffers_restored():
         refuse_compiled(bnn.network)
         with _means_alone_differentiable(bnn):  # what no mean reaches needs no second derivative
             kinks = find_kinks(bnn.network, lambda: bnn.outputs(tree.copied(context.batch.x)))
         undifferentiable = _undifferentiable_gradients(context)
-    _inspected.add(bnn)  # only now: a batch that does not fit must not swallow the warning
     if kinks:
-        warn(
+        warnings.append(
             f"{type(objective).__name__} needs second derivatives, and the network has activations without one: "
-            f"{_listed(f'{kink.kind} at {kink.where}' for kink in kinks)}. The means' gradient then loses the "
+            f"{listed(f'{kink.kind} at {kink.where}' for kink in kinks)}. The means' gradient then loses the "
             "activations' curvature (variances are unaffected). "
             "Before training, swap modules by network = varlap.smooth(network), and write functional calls as F.silu, "
             "F.gelu or F.softplus"
         )
     if undifferentiable:
-        warn(
+        warnings.append(
             f"{type(objective).__name__} needs second derivatives, and a backward pass in the network has none, such "
             "as that of a once_differentiable function or of a kernel of its own. The means' gradient then loses the "
-            f"curvature behind it, that of {_listed(undifferentiable)} wholly. Write that backward pass in operations "
+            f"curvature behind it, that of {listed(undifferentiable)} wholly. Write that backward pass in operations "
             "of torch"
         )
+    return warnings
 
 
 @contextlib.contextmanager
@@ -70,27 +53,14 @@ def _means_alone_differentiable(bnn: BNN) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
-
-
 def _undifferentiable_gradients(context: Context) -> list[str]:
     """Name the means whose gradient Jᵀu autograd takes for independent of u: torch drops such parts without a word."""
-    bnn, batch = context.bnn, context.batch
-    # Batch norm needs two items, and more would need the memory of a whole step.
-    x = tree.take(batch.x, slice(0, 2)) if is_divisible(batch.x, batch.size) else batch.x
-    generator = context.streams.generator("outputs", bnn.device)
+    x = first_items(context, 2)  # batch norm needs two, and more would need the memory of a whole step
     with (
-        contextlib.suppress(Exception),
-        twice_differentiable(bnn.network, num_derivatives=1),
-    ):  # the evaluation itself says it better
-        outputs = [tensor for tensor in tree.tensors(bnn.outputs(tree.copied(x))) if tensor.requires_grad]
-        us = [normal_like(tensor.detach(), generator).requires_grad_() for tensor in outputs]
-        means = bnn.means()
-        found = torch.autograd.grad(outputs, list(means.values()), us, create_graph=True, allow_unused=True)
-        gradients = {name: g for name, g in zip(means, found, strict=True) if g is not None}
+        contextlib.suppress(Exception),  # the evaluation itself says it better
+        twice_differentiable(context.bnn.network, num_derivatives=1),
+    ):
+        gradients, us = pulled_back(context, x, create_graph=True)
         dependent = _leading_to(us, gradients.values())
         return [name for name, g in gradients.items() if g.grad_fn not in dependent and bool(g.any())]
     return []

@@ -41,7 +41,8 @@ def warn_about_outputs(context: "Context") -> None:
 def _look_of(bnn: BNN) -> Callable[[BNN, Any, Any], str | None] | None:
     if isinstance(bnn.likelihood, Categorical | Bernoulli):
         return _probabilities
-    return _other_size if isinstance(bnn.likelihood, Gaussian | Heteroscedastic) else None
+    # Not a class derived from these: its `predict` need not be fit for a training, which a look must not end.
+    return _other_size if type(bnn.likelihood) in (Gaussian, Heteroscedastic) else None
 
 
 def _probabilities(bnn: BNN, outputs: Any, targets: Any) -> str | None:  # noqa: ARG001

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from varlap.curvature.protocol import check_differentiable, forward
 from varlap.errors import ConfigError
-from varlap.objectives.cancelled import warn_about_cancelled
+from varlap.objectives.cancelled import cancelled
+from varlap.objectives.first_look import first_look
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective, gradients_of
 from varlap.seeds import checked_count
 
@@ -50,7 +51,7 @@ class VI(Objective):
 
     def inspect(self, context: Context) -> None:
         """Warn once about weights that batch norm cancels."""
-        warn_about_cancelled(context)
+        first_look(self, context, cancelled)
 
     def data_term(self, context: Context) -> DataTerm:
         """Average the log-likelihood over weight samples."""

@@ -13,8 +13,10 @@ from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError, warn
 from varlap.likelihoods import Bernoulli, Categorical
 from varlap.likelihoods.protocol import of_log_prob
+from varlap.objectives.cancelled import cancelled
 from varlap.objectives.curvature_term import curvature_data_term, renewed, with_remembered, without_curvature
-from varlap.objectives.kinks import warn_about_kinks
+from varlap.objectives.first_look import first_look
+from varlap.objectives.kinks import without_second_derivative
 from varlap.objectives.map import mean_data_term
 from varlap.objectives.mistakes import CALLS_WITHOUT_UPDATE
 from varlap.objectives.objective import Context, DataTerm, Gradients, Objective
@@ -117,7 +119,7 @@ class VL(Objective):
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature; keep the memories of two networks apart."""
-        warn_about_kinks(self, context)
+        first_look(self, context, without_second_derivative, cancelled)
         remembered = [running for running in self.running_means().values() if running]
         if remembered and context.with_gradients and self._owner is not None and self._owner() is not context.bnn:
             raise ConfigError(

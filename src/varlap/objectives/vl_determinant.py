@@ -6,7 +6,9 @@ from torch import Tensor
 from varlap.curvature.differentiable import twice_differentiable
 from varlap.curvature.protocol import forward, gradients, mean_gradients
 from varlap.errors import BatchError, ConfigError
-from varlap.objectives.kinks import warn_about_kinks
+from varlap.objectives.cancelled import cancelled
+from varlap.objectives.first_look import first_look
+from varlap.objectives.kinks import without_second_derivative
 from varlap.objectives.map import refuse_learnt_prior
 from varlap.objectives.objective import Context, DataTerm, Objective, gradients_of
 
@@ -40,7 +42,7 @@ class VLDeterminant(Objective):
     def inspect(self, context: Context) -> None:
         """Refuse minibatches, large networks and learnt priors."""
         refuse_learnt_prior(self, context)
-        warn_about_kinks(self, context)
+        first_look(self, context, without_second_derivative, cancelled)
         if context.batch.size != self.num_data:
             raise BatchError(
                 "VLDeterminant needs the whole training set in one call (Eq. 10 has no minibatches): "

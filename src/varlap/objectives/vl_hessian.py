@@ -8,8 +8,10 @@ from torch import Tensor
 from varlap.curvature import Hessian
 from varlap.curvature.protocol import checked_curvature
 from varlap.errors import ConfigError
+from varlap.objectives.cancelled import cancelled
 from varlap.objectives.curvature_term import curvature_data_term
-from varlap.objectives.kinks import warn_about_kinks
+from varlap.objectives.first_look import first_look
+from varlap.objectives.kinks import without_second_derivative
 from varlap.objectives.objective import Context, DataTerm, Objective
 from varlap.posterior.bnn import BNN
 
@@ -53,7 +55,7 @@ class VLHessian(Objective):
 
     def inspect(self, context: Context) -> None:
         """Warn once about activations that lose their curvature."""
-        warn_about_kinks(self, context)
+        first_look(self, context, without_second_derivative, cancelled)
 
     def data_term(self, context: Context) -> DataTerm:
         """Evaluate the log-likelihood and ½ Σ σ² h from one forward pass."""

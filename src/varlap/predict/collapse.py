@@ -16,6 +16,7 @@ MOST_RELATIVE_NOISE = 0.8
 
 _told: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 _nothing_to_tell: "weakref.WeakSet[BNN]" = weakref.WeakSet()  # of batch norm: variances are right, or it was told
+_cancelled: "weakref.WeakKeyDictionary[BNN, str]" = weakref.WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -43,29 +44,6 @@ def _total_variance(bnn: BNN, name: str, mean: Tensor) -> float:
     variance = (2 * bnn.log_sigma[name]).exp().expand(mean.shape)
     constant = bnn.padding_rows.get(name, [])  # no draw adds to these
     return float(variance.sum()) - float(variance[constant].sum())
-
-
-@torch.no_grad()
-def noise_before_batch_norm(bnn: BNN) -> dict[str, float]:
-    """Return Σσ²/Σv for the Bayesian biases in front of batch norm, by name, with v its running variances.
-
-    In training batch norm takes such a bias out again, so that nothing holds its σ; with running statistics it shifts
-    all that batch norm normalises.
-
-    >>> bnn = BNN(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))
-    >>> _ = nn.init.zeros_(bnn.log_sigma["0.bias"])
-    >>> noise_before_batch_norm(bnn)
-    {'0.bias': 1.0}
-    """
-    names, before, found = {id(mean): name for name, mean in bnn.means().items()}, None, {}
-    for module in bnn.network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None and before:
-            size = module.num_features // bnn.log_sigma[before].numel()
-            noise = size * (2 * bnn.log_sigma[before]).exp().sum()
-            found[before] = float(noise / module.running_var.sum().clamp(min=module.eps))
-        if next(module.children(), None) is None:
-            before = names.get(id(module._parameters.get("bias")))
-    return found
 
 
 def warn_of_collapse(bnn: BNN) -> None:
@@ -105,32 +83,27 @@ def note_variances_of_evaluation(bnn: BNN) -> None:
     _nothing_to_tell.add(bnn)
 
 
+def note_cancelled(bnn: BNN, names: str) -> None:
+    """Note the weights that batch norm was seen to cancel in training, for the warning below."""
+    _cancelled[bnn] = names
+
+
 def warn_of_batch_statistics(bnn: BNN) -> None:
     """Warn, once for a network, that variances learnt beside a batch's statistics are not those of evaluation mode."""
-    if bnn in _nothing_to_tell or not _weights_before_statistics(bnn):
+    names = _cancelled.get(bnn)
+    if bnn in _nothing_to_tell or not (names or _weights_before_statistics(bnn)):
         return
     _nothing_to_tell.add(bnn)
-    again = (
-        "varlap.laplace(bnn, train, beta), with the beta of the training, estimates the variances again as prediction "
-        "sees the network, and leaves the means"
-    )
-    noise = {name: ratio for name, ratio in noise_before_batch_norm(bnn).items() if ratio > MOST_RELATIVE_NOISE}
-    if noise:
-        worst = max(noise, key=lambda name: noise[name])
-        warn(
-            "draws of these weights are likely to predict far worse than the mean network: batch norm cancels the bias "
-            f"in front of it in training, so that nothing has held its variance, and in evaluation mode {worst!r} adds "
-            f"{noise[worst]:.2g} times the variance that batch norm divides by (limit {MOST_RELATIVE_NOISE}, exceeded "
-            f"by {len(noise)}); {again}; next time use bias=False there"
-        )
-        return
+    worst = f" (far worse for {names}: cancelled there, so that nothing held the variances)" if names else ""
     warn(
         "batch norm follows Bayesian weights: where their variances were learnt in training, with the statistics of "
-        f"batches, draws may predict worse than they could; {again}"
+        f"batches, draws may predict worse than they could{worst}; varlap.laplace(bnn, train, beta), with the beta of "
+        "the training, estimates the variances again as prediction sees the network, and leaves the means"
     )
 
 
 def _weights_before_statistics(bnn: BNN) -> bool:
+    """Whether batch norm was registered behind Bayesian weights, which tells only roughly what it follows."""
     bayesian, found = {id(mean) for mean in bnn.means().values()}, False
     for module in bnn.network.modules():
         if found and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
