@@ -82,6 +82,12 @@ def test_a_likelihood_of_ones_own_whose_predict_fails_trains_without_it(objectiv
     assert bool(bnn.network.weight.grad.any())
 
 
+def test_targets_that_are_only_shifted_are_named_too():
+    """As years, ages and temperatures are: the mean alone takes thousands of steps of Adam."""
+    with pytest.warns(VarlapWarning, match=r"more than 10 of their standard deviations.*standardise them"):
+        varlap.MAP(100)(varlap.BNN(nn.Linear(4, 1), "gaussian"), X, 50 + 2 * X[:, :1])
+
+
 @pytest.mark.parametrize("noise", [1e-3, 1.0])
 def test_standardised_targets_are_no_mistake_whatever_the_noise(noise: float):
     with warnings.catch_warnings():

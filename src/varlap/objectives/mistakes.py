@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 CALLS_WITHOUT_UPDATE = 100  # more than the parts of an accumulated step
 SUMS_TO_ONE = 1e-2  # bfloat16 rounds
-FAR = 100
+FAR, SHIFTED = 100, 10
+ITEMS_FOR_A_SPREAD = 8
 
 _looked_at: "weakref.WeakSet[BNN]" = weakref.WeakSet()
 
@@ -60,12 +61,18 @@ def _other_size(bnn: BNN, outputs: Any, targets: Any) -> str | None:
     mean, variance = prediction.mean, prediction.variance
     if mean is None or variance is None or not isinstance(targets, Tensor) or mean.shape != targets.shape:
         return None
-    distance = (targets - mean).double().square().mean().sqrt()
-    if not bool(distance > FAR * variance.double().mean().sqrt().clamp(min=1)):  # NaN is told of elsewhere
+    difference, noise = (targets - mean).double(), variance.double().mean().sqrt()
+    distance, offset = difference.square().mean().sqrt(), difference.mean(0).abs()
+    far = bool(distance > FAR * noise.clamp(min=1))  # NaN is told of elsewhere
+    # A constant offset is dearer to learn than what varies; a few targets say little of how much they vary.
+    spread = targets.double().std(0) if len(targets) >= ITEMS_FOR_A_SPREAD else offset
+    shifted = bool(((offset > SHIFTED * spread) & (offset > SHIFTED * noise) & (spread > 0)).any())
+    if not far and not shifted:
         return None
+    against = f"more than {FAR} times the noise" if far else f"more than {SHIFTED} of their standard deviations"
     return (
-        f"the targets are {float(distance):.3g} from the network's outputs, more than {FAR} times the noise, which "
-        "takes very many steps to close: standardise them, (y - y.mean()) / y.std(), and scale predictions back"
+        f"the targets are {float(distance):.3g} from the network's outputs, {against}, which takes very many steps to "
+        "close: standardise them, (y - y.mean()) / y.std(), and scale predictions back"
     )
 
 
