@@ -45,7 +45,7 @@ def test_a_wave_that_the_first_fit_takes_for_noise_is_learnt_by_the_defaults():
 def test_where_there_is_nothing_to_learn_the_first_fit_stays_and_says_so(monkeypatch: pytest.MonkeyPatch):
     with pytest.warns(VarlapWarning, match=FLAT):
         looked_again = varlap.VLRegressor(random_state=0).fit(*noise(60))
-    monkeypatch.setattr(regressor, "better_defaults", lambda *_: [])
+    monkeypatch.setattr(regressor, "better_defaults", lambda *_: None)
     with pytest.warns(VarlapWarning, match=FLAT):
         alone = varlap.VLRegressor(random_state=0).fit(*noise(60))
     assert looked_again.beta_ == alone.beta_ == 0.6
@@ -109,9 +109,27 @@ def test_a_guess_is_the_gaussian_of_the_training_targets():
     assert flat._nll_of_guess(y, test, None, None) == pytest.approx(expected, rel=1e-12)
 
 
-def test_settings_that_are_flat_on_all_rows_give_way_to_the_next_best(monkeypatch: pytest.MonkeyPatch):
-    flat_again, learning = sizing.NUMBERS.small, sizing.AGAIN[0]
-    monkeypatch.setattr(regressor, "better_defaults", lambda *_: [flat_again, learning])
-    model = varlap.VLRegressor(noise="constant", random_state=0).fit(*wave(60))
-    assert model.beta_ == learning.beta
-    assert model.score(*wave(500, seed=1)) > 0.9
+@pytest.mark.usefixtures("short")
+def test_settings_are_chosen_by_what_they_predict_and_not_by_their_order(monkeypatch: pytest.MonkeyPatch):
+    data = wave(60)
+    with warnings.catch_warnings(action="ignore"):
+        fitted = varlap.VLRegressor(noise="constant", random_state=0).fit(*data)
+    chosen = flat.better_defaults(fitted, *data, None)
+    assert chosen in sizing.AGAIN
+    monkeypatch.setattr(flat, "AGAIN", sizing.AGAIN[::-1])
+    assert flat.better_defaults(fitted, *data, None) == chosen
+
+
+@pytest.mark.usefixtures("short")
+def test_a_fit_that_stays_flat_ends_with_the_best_settings_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    model = varlap.VLRegressor(noise="constant", random_state=0)
+    monkeypatch.setattr(regressor, "LITTLE", 1.1)  # so that every fit counts as flat
+    with pytest.warns(VarlapWarning, match=FLAT):
+        model.fit(*wave(60))
+    best = flat.better_defaults(model, *wave(60), None)
+    assert best is not None
+    assert model.beta_ == best.beta
+    monkeypatch.setattr(regressor, "better_defaults", lambda *_: best)
+    with pytest.warns(VarlapWarning, match=FLAT):
+        again = varlap.VLRegressor(noise="constant", random_state=0).fit(*wave(60))
+    np.testing.assert_array_equal(model.predict(wave(60)[0]), again.predict(wave(60)[0]))

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import varlap
 from cases import CASES, Recurrent
-from varlap.errors import BatchError, ConfigError
+from varlap.errors import BatchError, ConfigError, VarlapWarning
+from varlap.posthoc.best_scales import set_best_scales
 
 
 def named_case(name):
@@ -128,10 +129,11 @@ def test_one_variance_is_the_best_single_one():
     assert abs(log_sigma.grad) < 1e-12
 
 
-def empirical_bayes(seed=0):
-    torch.manual_seed(seed)
+def empirical_bayes(variances="per-weight"):
+    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    return varlap.BNN(network, prior=varlap.EmpiricalBayesPrior()), torch.randn(20, 3).double(), torch.arange(20) % 3
+    bnn = varlap.BNN(network, prior=varlap.EmpiricalBayesPrior(), variances=variances)
+    return bnn, torch.randn(20, 3).double(), torch.arange(20) % 3
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.1])
@@ -160,11 +162,93 @@ def test_a_second_call_changes_nothing_whatever_the_variances_were(refitted):
     assert_close(clone(bnn.log_sigma), first, 1e-4)
 
 
-def test_a_scale_that_the_data_leave_open_is_named():
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_scales_and_one_shared_variance_fit_each_other(beta):
+    bnn, x, y = empirical_bayes(variances="one")
+    f = varlap.laplace(bnn, (x, y), beta)
+    precisions = torch.cat([(len(y) * f[n] + beta / bnn.prior_scale[n] ** 2).flatten() for n in f])
+    (log_sigma,) = bnn.log_sigma.parameters()
+    variance = (2 * log_sigma).exp().detach()
+    assert abs(variance * precisions.mean() / beta - 1) < 1e-5
+    for name, mean in bnn.means().items():
+        assert abs((variance + mean.square().mean()) / bnn.prior_scale[name].square() - 1) < 1e-5, name
+    with torch.no_grad():
+        log_sigma.fill_(-9.0)
+    bnn.refit_prior()
+    varlap.laplace(bnn, (x, y), beta)
+    assert abs((2 * log_sigma).exp() / variance - 1) < 1e-4
+
+
+def one_tensor(means):
+    bnn = varlap.BNN(nn.Linear(len(means), 1, bias=False).double(), prior=varlap.EmpiricalBayesPrior())
+    with torch.no_grad():
+        bnn.means()["weight"].copy_(torch.tensor([means]))
+    return bnn
+
+
+def test_where_the_curvature_has_both_signs_the_scale_is_the_one_that_refits_lead_to_from_below():
+    bnn, twin = one_tensor([0.3, -0.2, 0.1]), one_tensor([0.3, -0.2, 0.1])
+    f = {"weight": torch.tensor([[5.0, 5.0, -0.1]]).double()}
+    assert set_best_scales(bnn, f, 3, 0.5) == []
+    twin.prior_scale["weight"].fill_(1e-3)
+    for _ in range(1000):
+        twin.set_optimal_variances(f, 3, 0.5)
+        twin.refit_prior()
+    assert abs(bnn.prior_scale["weight"] / twin.prior_scale["weight"] - 1) < 1e-6
+    f["weight"][0, 2] = -20.0  # now the rounds have no end but a variance that is negative
+    assert set_best_scales(bnn, f, 3, 0.5) == []
+    assert (3 * f["weight"] + 0.5 / bnn.prior_scale["weight"].square()).min() < 0
+
+
+@pytest.mark.parametrize(("beta", "epochs"), [(0.1, 50), (1.0, 200)], ids=["learnt", "pruned"])
+def test_a_trained_regression_has_scales_without_a_warning(beta, epochs):
+    torch.manual_seed(0)
+    x = torch.randn(200, 4)
+    network = nn.Sequential(nn.Linear(4, 50), nn.SiLU(), nn.Linear(50, 50), nn.SiLU(), nn.Linear(50, 1))
+    bnn = varlap.BNN(network, "gaussian", prior=varlap.EmpiricalBayesPrior())
+    varlap.fit(bnn, varlap.VL(200, beta), (x, x[:, :1].sin()), epochs=epochs, batch_size=50, progress="none", lr=0.01)
+    f = varlap.laplace(bnn, (x, x[:, :1].sin()), beta)  # a warning would be an error
+    assert_close(clone(bnn.log_sigma), log_sigma_for(bnn, f, 200, beta), 1e-5)
+    for name, mean in bnn.means().items():
+        spread = ((2 * bnn.log_sigma[name]).exp() + mean.square()).mean().detach()
+        assert abs(spread / bnn.prior_scale[name].square() - 1) < 1.1e-3, name
+
+
+def test_weights_that_are_nothing_are_pruned_to_a_scale_that_is_positive():
+    bnn, f = one_tensor([0.0, 0.0]), {"weight": torch.tensor([[1.0, 2.0]]).double()}
+    for _ in range(2):
+        assert set_best_scales(bnn, f, 10, 1.0) == []
+        assert 0 < bnn.prior_scale["weight"] < 1e-8
+
+
+def test_a_scale_that_nearly_fits_stays_where_the_data_say_nothing():
+    bnn, f = one_tensor([1e-3, 1e-3]), {"weight": torch.zeros(1, 2).double()}
+    bnn.prior_scale["weight"].fill_(0.7)
+    assert set_best_scales(bnn, f, 10, 1.0) == []
+    assert bnn.prior_scale["weight"] == 0.7
+    bnn.prior_scale["weight"].fill_(0.01)  # a hundredth of its square more in each round
+    assert set_best_scales(bnn, f, 10, 1.0) == ["weight"]
+    assert bnn.prior_scale["weight"] == 0.01
+
+
+@pytest.mark.parametrize("name", ["0.weight", "2.weight"])
+def test_a_scale_that_the_data_leave_open_is_named_and_stays(name):
     bnn, x, y = empirical_bayes()
-    x[:, 0] = x[:, 1] = x[:, 2] = 0.0  # so that nothing depends on the first layer's matrix, whatever its scale
-    with pytest.warns(varlap.errors.VarlapWarning, match=r"scale of '0\.weight' has no optimum.*OneScalePrior"):
+    x[:] = 0.0  # so that nothing depends on the first layer's matrix, whatever its scale
+    if name == "2.weight":  # nor on the second's
+        with torch.no_grad():
+            bnn.means()["0.weight"].zero_()
+            bnn.means()["0.bias"].zero_()
+    before = bnn.prior_scale[name].clone()
+    with pytest.warns(VarlapWarning, match=rf"scale of '{name}' has no optimum.* so it stays.*OneScalePrior"):
         varlap.laplace(bnn, (x, y))
+    assert bnn.prior_scale[name] == before
+
+
+def test_one_variance_that_the_data_leave_open_is_told_too():
+    bnn, _, y = empirical_bayes(variances="one")
+    f = {name: torch.zeros_like(mean) for name, mean in bnn.means().items()}
+    assert set_best_scales(bnn, f, len(y), 1.0) == list(f)
 
 
 def test_hessian_variances_are_those_of_the_dense_hessian():

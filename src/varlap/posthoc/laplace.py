@@ -4,7 +4,6 @@ import math
 from numbers import Real
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from varlap.curvature import fisher_diagonal, hessian_diagonal
@@ -12,10 +11,8 @@ from varlap.data import count_items
 from varlap.errors import ConfigError, warn
 from varlap.posterior import BNN
 from varlap.posterior.batch import check_finite
+from varlap.posthoc.best_scales import set_best_scales
 from varlap.predict.collapse import note_variances_of_evaluation
-
-MOST_ROUNDS = 1000
-TOLERANCE = 1e-6  # of a learnt scale, from one round to the next
 
 
 def laplace(
@@ -34,7 +31,8 @@ def laplace(
     After MAP this is Laplace's method, made for `bnn.predict(x, how="linearised")`. After VL or VI on a network with
     batch norm, with the same beta, it estimates the variances again as prediction sees the network: with running
     statistics instead of those of a batch, which predicts better. The means stay. The scales of an empirical-Bayes
-    prior are set together with the variances, so that each are the best for the other.
+    prior are set together with the variances, so that each are the best for the other; one that fits to a thousandth
+    of its square stays, and one that the data leave open stays with a warning.
 
     Args:
         bnn: the network, at any mean: a MAP solution for Laplace's method proper.
@@ -79,27 +77,19 @@ def laplace(
 
 def _set_variances(bnn: BNN, diagonal: dict[str, Tensor], num_data: int, beta: float) -> None:
     """Set the variances, and with them an empirical-Bayes prior's scales, each the best for the other."""
-    set_ones = [*bnn.log_sigma.values(), *bnn.prior_scale.values()]
-    before = [tensor.detach().clone() for tensor in set_ones]
-    moving: list[str] = []
-    bnn.refit_prior()
-    for _ in range(MOST_ROUNDS):
-        if message := _negative_precisions(bnn, diagonal, num_data, beta):
-            with torch.no_grad():
-                for tensor, value in zip(set_ones, before, strict=True):
-                    tensor.copy_(value)
-            raise ConfigError(message)
-        bnn.set_optimal_variances(diagonal, num_data, beta)
-        last = {name: scale.clone() for name, scale in bnn.prior_scale.items()}
-        bnn.refit_prior()
-        moving = [name for name, s in bnn.prior_scale.items() if not torch.allclose(s, last[name], TOLERANCE, 0)]
-        if not moving:
-            return
-    warn(
-        f"laplace: the prior's scale of {moving[0]!r} has no optimum, or none near: the data say hardly anything about "
-        "these weights; give the BNN a prior that is not learnt, such as varlap.OneScalePrior(1.0), or leave them out "
-        "by select"
-    )
+    before = {name: scale.clone() for name, scale in bnn.prior_scale.items()}
+    left_open = set_best_scales(bnn, diagonal, num_data, beta) if bnn.prior.learnt else []
+    if message := _negative_precisions(bnn, diagonal, num_data, beta):
+        for name, scale in before.items():
+            bnn.prior_scale[name].copy_(scale)
+        raise ConfigError(message)
+    bnn.set_optimal_variances(diagonal, num_data, beta)
+    if left_open:
+        warn(
+            f"laplace: the prior's scale of {left_open[0]!r} has no optimum, or none near, so it stays: the data say "
+            "hardly anything about these weights; give the BNN a prior that is not learnt, such as "
+            "varlap.OneScalePrior(1.0), or leave them out by select"
+        )
 
 
 def _negative_precisions(bnn: BNN, diagonal: dict[str, Tensor], num_data: int, beta: float) -> str | None:

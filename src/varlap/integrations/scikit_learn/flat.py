@@ -26,8 +26,8 @@ def explained(targets: np.ndarray, fitted: np.ndarray, weights: Any) -> float:
     return float(1 - left / total) if total else 1.0
 
 
-def better_defaults(estimator: Any, X: Any, y: Any, weights: Any) -> list[Defaults]:
-    """Return the defaults that predict held-out rows clearly better than a guess, the best ones first.
+def better_defaults(estimator: Any, X: Any, y: Any, weights: Any) -> Defaults | None:
+    """Return the defaults that predict held-out rows best, if they do so clearly better than a guess.
 
     With few steps and a strong prior the weights may be pruned before they have learnt. Others of these defaults take
     more steps and hold less strongly; alone, they would overfit where noise prevails.
@@ -35,7 +35,7 @@ def better_defaults(estimator: Any, X: Any, y: Any, weights: Any) -> list[Defaul
     counting = np.arange(len(X)) if weights is None else np.flatnonzero(weights)
     parts = _held_out(X[counting], y[counting], estimator._seed)
     if parts is None:
-        return []
+        return None
     train, test = (counting[part] for part in parts)
     own = (None, None) if weights is None else (weights[train], weights[test])
     nlls = []
@@ -46,10 +46,10 @@ def better_defaults(estimator: Any, X: Any, y: Any, weights: Any) -> list[Defaul
         one.set_params(epochs=steps_again(total_of(own[0], train)))
         one._fit(X[train], y[train], own[0], Sizing(defaults, small=True))
         nlls.append(one._nll(X[test], y[test], own[1]))
-        if one.score(X[test], y[test], own[1]) <= 0:  # even its mean is none of other rows: what holds more finds less
-            break
-    most = _nll_of_guess(y[train], y[test], *own) - CLEARLY
-    return [AGAIN[number] for number in np.argsort(nlls, kind="stable") if nlls[number] < most]
+        if one.score(X[test], y[test], own[1]) <= 0:
+            break  # It learnt nothing that holds for other rows; the next ones learn less, so they are left out.
+    best = np.argsort(nlls)[0]  # what is not a number comes last
+    return AGAIN[best] if nlls[best] < _nll_of_guess(y[train], y[test], *own) - CLEARLY else None
 
 
 def warn_of_flat_fit(part: float) -> None:

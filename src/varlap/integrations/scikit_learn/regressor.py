@@ -140,13 +140,12 @@ class VLRegressor(RegressorMixin, VLEstimator):
         part = self._explained(X, y, weights)
         chose_nothing = self.beta is None and self.epochs is None and self.batch_size is None
         if part < LITTLE and chose_nothing and self._sizing.small:
-            for defaults in better_defaults(self, X, y, weights):
+            defaults = better_defaults(self, X, y, weights)
+            if defaults is not None:
                 self.beta_ = defaults.beta
                 self._prepare(X, y, weights, Sizing(defaults, small=True))
                 self._train(X, y, weights, steps_again(total_of(weights, X)), schedule="cosine")
                 part = self._explained(X, y, weights)
-                if part >= LITTLE:
-                    break
         if part < LITTLE:
             warn_of_flat_fit(part)
 
