@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import varlap
 from varlap.data import as_batches, count_items
@@ -196,6 +196,8 @@ def test_count_is_that_of_the_data_set_unless_the_sampler_takes_a_subset():
     data_set = TensorDataset(X, Y)
     assert count_items(DataLoader(data_set, batch_size=3, drop_last=True)) == 7
     assert count_items(DataLoader(data_set, sampler=SubsetRandomSampler([1, 2]))) == 2
+    nested = BatchSampler(SubsetRandomSampler([1, 2, 4]), batch_size=2, drop_last=False)
+    assert count_items(DataLoader(data_set, batch_sampler=nested)) == 3
 
 
 @pytest.mark.parametrize("function", [count_items, lambda data: as_batches(data, 3)])

@@ -76,8 +76,9 @@ def _count(data: Any) -> int:
     if is_arrays(data):
         return _count_arrays(*as_tensors(data))
     if isinstance(data, DataLoader):
-        if isinstance(data.sampler, SubsetRandomSampler):
-            return len(data.sampler)
+        innermost = samplers_of(data)[-1:]
+        if innermost and isinstance(innermost[0], SubsetRandomSampler):
+            return len(innermost[0])
         data_set: Any = data.dataset
         if hasattr(data_set, "__len__"):
             return len(data_set)
