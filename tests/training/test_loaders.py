@@ -107,21 +107,26 @@ def test_a_run_by_a_sampler_of_epochs_is_carried_on_exactly(tmp_path: Path):
     assert all(torch.equal(a, b) for a, b in zip(carried_on.parameters(), alone.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_run_by_a_loader_that_shuffles_is_carried_on_exactly(tmp_path: Path, num_workers: int):
+def _check_it_is_carried_on_exactly(train: Any, folder: Path) -> None:
+    """Stop a run in the middle of its second epoch, and carry it on; the caller's generator decides nothing."""
+
     def trained(augment: Any, **settings: Any) -> varlap.BNN:
         bnn = made_bnn()
-        torch.seed()  # the caller's generator decides nothing
-        loader = DataLoader(TensorDataset(*made_data()), 8, shuffle=True, num_workers=num_workers)
-        varlap.fit(bnn, made_objective(), loader, epochs=3, lr=1e-2, augment=augment, progress="none", **settings)
+        torch.seed()
+        varlap.fit(bnn, made_objective(), train, augment=augment, **(SETTINGS | {"epochs": 3} | settings))
         return bnn
 
-    alone = trained(noise)
-    kept = {"out": tmp_path / "run", "save_every": 2}
+    alone, kept = trained(noise), {"out": folder, "save_every": 2}
     with pytest.raises(Stopped):
-        trained(at_step(7, stop), **kept)  # in the middle of the second epoch
+        trained(at_step(7, stop), **kept)
     assert same_bits(alone, trained(noise, **kept))
     assert not same_bits(alone, trained(noise, seed=1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_run_by_a_loader_that_shuffles_is_carried_on_exactly(tmp_path: Path, num_workers: int):
+    train = DataLoader(TensorDataset(*made_data()), 8, shuffle=True, num_workers=num_workers)
+    _check_it_is_carried_on_exactly(train, tmp_path / "run")
 
 
 class Noisy(Dataset):
@@ -141,18 +146,7 @@ class Noisy(Dataset):
     "train", [Noisy(), DataLoader(Noisy(), 8), DataLoader(Noisy(), 8, num_workers=1)], ids=["set", "loader", "worker"]
 )
 def test_random_transforms_are_repeated_by_a_run_that_is_carried_on_within_an_epoch(tmp_path: Path, train: Any):
-    def trained(augment: Any, **settings: Any) -> varlap.BNN:
-        bnn = made_bnn()
-        torch.seed()
-        varlap.fit(bnn, made_objective(), train, augment=augment, **(SETTINGS | {"epochs": 3} | settings))
-        return bnn
-
-    alone = trained(noise)
-    kept = {"out": tmp_path / "run", "save_every": 2}
-    with pytest.raises(Stopped):
-        trained(at_step(7, stop), **kept)  # in the middle of the second epoch
-    assert same_bits(alone, trained(noise, **kept))
-    assert not same_bits(alone, trained(noise, seed=1))
+    _check_it_is_carried_on_exactly(train, tmp_path / "run")
 
 
 def test_a_batch_that_is_no_pair_is_named_by_its_number_in_the_epoch_that_is_carried_on():

@@ -68,7 +68,7 @@ class Fisher:
         groups: square the gradients of that many groups separately: same expectation, less variance.
         memory: 0, or the decay of a running mean of the evaluations. Every step then uses that mean with weight 1,
             instead of every k-th step using the newest value with weight k: less noise, a little staleness. A new
-            evaluation counts from the next step on, the first one at once.
+            evaluation counts from the next step on, the first one at once. Calling such a step again evaluates again.
         batch_norm: whose statistics normalise a part of the batch in training mode: "whole" takes the part after a
             forward pass of the whole batch, which saves nothing; "part" gives it a pass of its own, which costs only
             its share (of at least 16 items), and is the Fisher of a smaller batch: another quantity.
